@@ -138,22 +138,19 @@ def prepare_evaluation(
   sets: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
 ) -> RunEvaluation:
   """Compiles the programs of a phase's evaluation; returns a function that runs it."""
-  size = spec.plan.eval_batch_size
-  split = sets.sets[phase.copies].eval
-  evaluation = make_evaluation(split, spec.config, phase, size * spec.devices)
+  split, batch_size = sets.sets[phase.copies].eval, spec.plan.eval_batch_size * spec.devices
+  evaluation = make_evaluation(split, spec.config, phase, batch_size)
   abstract = mesh_lib.abstract(variables, mesh_lib.replicated(spec.mesh))
-  compile_one = functools.partial(compile_evaluation, spec, abstract, evaluation, batch_size=size)
-  programs = BackgroundCompiler(
-    {s: functools.partial(compile_one, shape=s) for s in evaluation.shapes}
-  ).wait()
-
+  compile_one = functools.partial(compile_evaluation, spec, abstract, evaluation)
+  jobs = {shape: functools.partial(compile_one, shape) for shape in evaluation.shapes}
+  programs = BackgroundCompiler(jobs).wait()
   return lambda: run_evaluation(spec, evaluation, programs, variables)
 
 
 def compile_evaluation(
-  spec: TrainSpec, variables: Any, evaluation: Evaluation, shape: tuple[int, int], batch_size: int
+  spec: TrainSpec, variables: Any, evaluation: Evaluation, shape: tuple[int, int]
 ) -> Program:
-  """The program that evaluates a batch of images of `shape`, `batch_size` on each device."""
+  """The program that evaluates a global batch of images of `shape`."""
   function = on_mesh(
     eval_step.evaluate_batch,
     spec,
@@ -162,7 +159,7 @@ def compile_evaluation(
     split=(False, True, False),
   )
   sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), mesh_lib.replicated(spec.mesh))
-  batch = abstract_batch(spec, batch_size * spec.devices, shape)
+  batch = abstract_batch(spec, spec.plan.eval_batch_size * spec.devices, shape)
   batch = batch.replace(index=batch.label)
   options = spec.common_options(jax.default_backend())
   return compile_program(function, (variables, batch, sums), options=options)

@@ -77,17 +77,8 @@ class StreamFeed(Feed):
       jobs.setdefault("init", lambda: compile_program(self._init, shapes, options=common))
       evaluation = self._evaluations[phase]
       for shape in evaluation.shapes:
-        jobs.setdefault(
-          eval_key(evaluation, shape),
-          functools.partial(
-            compile_evaluation,
-            spec,
-            state.eval_variables(),
-            evaluation,
-            shape,
-            plan.eval_batch_size,
-          ),
-        )
+        job = functools.partial(compile_evaluation, spec, state.eval_variables(), evaluation, shape)
+        jobs.setdefault(eval_key(evaluation, shape), job)
     self._ahead = BackgroundCompiler(jobs)
     # Imported while XLA compiles: no other Python runs then.
     synthetic = config.data.synthetic

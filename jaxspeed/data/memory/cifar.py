@@ -79,7 +79,9 @@ def find_cifar(path: pathlib.Path, name: str) -> tuple[Layout, pathlib.Path] | N
 def find_pickled(path: pathlib.Path) -> pathlib.Path | None:
   """Return the folder of a pickled "python version" at `path` or below, if any."""
   for folder in (path, *(path / each for each in _PICKLED_FOLDERS)):
-    if any((folder / file).is_file() for file in ("data_batch_1", "meta")):
+    if any(
+      all((folder / f).is_file() for f in each) for each in (["data_batch_1"], ["train", "meta"])
+    ):
       return folder
   return None
 
