@@ -115,29 +115,29 @@ def test_a_run_from_python_tells_its_loggers_and_that_of_the_guide(tmp_path):
   assert not (tmp_path / "run" / "tensorboard").exists()
 
 
-@pytest.mark.parametrize("loggers", [[object()], print, "wandb"])
-def test_what_is_no_list_of_functions_is_refused(tmp_path, loggers):
-  with pytest.raises(UserError, match="loggers= must be a list of functions"):
-    jaxspeed.fit("quickstart", workdir=tmp_path / "run", loggers=loggers)
-  assert not (tmp_path / "run").exists()
-
-
-def test_a_tracker_that_is_not_installed_is_told_before_the_run(tmp_path, monkeypatch):
-  monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-  config = jaxspeed.recipe("quickstart", **{"records.loggers": ("wandb",)})
-  with pytest.raises(UserError, match="names wandb, which is not installed: pip install wandb"):
-    jaxspeed.fit(config, workdir=tmp_path / "run")
-  assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
-  "names, made",
-  [(("tensorboard", "trackio"), ["tensorboard", "trackio"]), (("wandb",), ["tensorboard", "wandb"])]
-  + [((), [])],
+  "own, named, words",
+  [
+    ([object()], (), "loggers= must be a list of functions"),
+    ("wandb", (), "loggers= must be a list of functions"),
+    ([], ("wandb",), "names wandb, which is not installed: pip install wandb"),
+  ],
 )
-def test_each_name_adds_its_logger_to_tensorboard(names, made):
-  config = jaxspeed.recipe("quickstart", **{"records.loggers": names})
-  assert [logger.__name__ for logger in trackers.make_loggers(config)] == made
+def test_what_cannot_log_is_told_before_the_run(tmp_path, monkeypatch, own, named, words):
+  monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+  config = jaxspeed.recipe("quickstart", **{"records.loggers": named})
+  with pytest.raises(UserError, match=words):
+    jaxspeed.fit(config, workdir=tmp_path / "run", loggers=own)
+  assert not (tmp_path / "run").exists()
+
+
+def test_each_name_adds_its_logger_to_tensorboard():
+  def made(*names):
+    config = jaxspeed.recipe("quickstart", **{"records.loggers": names})
+    return [logger.__name__ for logger in trackers.make_loggers(config)]
+
+  assert made("tensorboard", "trackio") == ["tensorboard", "trackio"]
+  assert (made("wandb"), made()) == (["tensorboard", "wandb"], [])
 
 
 def test_rows_of_a_killed_process_are_sent_by_the_next_one(tmp_path, monkeypatch):
@@ -171,15 +171,21 @@ def test_rows_of_a_killed_process_are_sent_by_the_next_one(tmp_path, monkeypatch
   assert said == ["sent: the run is in a list"] * 3
 
 
+def logged_twice(folder, logger):
+  """Two starts of a run with a logger; returns what the second one prints."""
+  console = Console(file=io.StringIO(), width=300)
+  write(folder, [epoch_row(1), epoch_row(2)], logger)
+  write(folder, [epoch_row(2), epoch_row(3)], logger, resume_step=10, console=console)
+  return console.file.getvalue()
+
+
 def test_wandb_offline_holds_each_row_once(tmp_path, monkeypatch):
   pytest.importorskip("wandb")
   for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"):
     monkeypatch.delenv(name, raising=False)
   monkeypatch.setenv("NETRC", str(tmp_path / "no_netrc"))
-  write(tmp_path, [epoch_row(1), epoch_row(2)], trackers.wandb)
-  console = Console(file=io.StringIO(), width=300)
-  write(tmp_path, [epoch_row(2), epoch_row(3)], trackers.wandb, resume_step=10, console=console)
-  assert re.search(r"wandb: .*, offline; to send it: wandb sync \S+", console.file.getvalue())
+  printed = logged_twice(tmp_path, trackers.wandb)
+  assert re.search(r"wandb: .*, offline; to send it: wandb sync \S+", printed)
   files = sorted((tmp_path / "loggers" / "wandb").glob("offline-run-*/*.wandb"))
   identity = json.loads((tmp_path / "loggers" / "wandb.json").read_text())
   assert identity["step"] == 30
@@ -187,21 +193,17 @@ def test_wandb_offline_holds_each_row_once(tmp_path, monkeypatch):
   assert [path.stem for path in files] == [f"run-{identity['id']}"] * 2
   first, second = (path.read_bytes() for path in files)
   logged = [set(re.findall(rb"examples.{0,12}?(\d000)", data, re.S)) for data in (first, second)]
-  assert logged == [{b"1000", b"2000"}, {b"3000"}]
-  assert b"toy" in first
+  assert logged == [{b"1000", b"2000"}, {b"3000"}] and b"toy" in first
 
 
 def test_trackio_holds_each_row_once(tmp_path, monkeypatch, capsys):
   pytest.importorskip("trackio")
-  utils = pytest.importorskip("trackio.utils")
   monkeypatch.setenv("TRACKIO_PROJECT", "tests")
-  for module in (utils, pytest.importorskip("trackio.sqlite_storage")):
-    monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
-  write(tmp_path, [epoch_row(1), epoch_row(2)], trackers.trackio)
-  console = Console(file=io.StringIO(), width=300)
-  write(tmp_path, [epoch_row(2), epoch_row(3)], trackers.trackio, resume_step=10, console=console)
+  for name in ("trackio.utils", "trackio.sqlite_storage"):
+    monkeypatch.setattr(pytest.importorskip(name), "TRACKIO_DIR", tmp_path / "trackio")
+  printed = logged_twice(tmp_path, trackers.trackio)
   assert capsys.readouterr().out == ""
-  assert "to look: trackio show --project tests\n" in console.file.getvalue()
+  assert "to look: trackio show --project tests\n" in printed
   uri = urllib.parse.quote(str(tmp_path / "trackio" / "tests.db"))
   with sqlite3.connect(f"file:{uri}?mode=ro", uri=True) as database:
     rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()
