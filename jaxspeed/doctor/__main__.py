@@ -15,9 +15,10 @@ flags; 130 Ctrl-C.
 """
 
 import dataclasses
+import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from absl import flags
@@ -25,7 +26,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.doctor import decode, devices, machine, software
+from jaxspeed.doctor import decode, devices, machine, rules
 from jaxspeed.doctor.findings import Finding, mend, show
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import dump_json, expanded, to_json
@@ -66,38 +67,35 @@ def _streamed(config: ConfigDict) -> str:
   return config.data.path if streams else ""
 
 
-Check = tuple[str, Callable[[], Iterable[Finding]]]
-
-
-def checks_of(config: ConfigDict | None, folder: str, notes: dict[str, str]) -> Iterator[Check]:
-  """Yields the name and the function of each check.
+def examine(config: ConfigDict | None, folder: str, *, as_json: bool) -> bool:
+  """Prints the report; returns whether there is nothing to mend.
 
   Args:
     config: a recipe to predict; None: none.
     folder: a data path to decode; "": none.
-    notes: gets `environment`, the text of `jax.print_environment_info`.
+    as_json: whether to print one JSON object.
   """
-  yield "software", software.check
-  yield "machine", machine.check
-  facts = devices.probe(config.precision if config is not None else "")
-  notes["environment"] = facts.environment
-  yield "devices", lambda: devices.check(facts)
-  yield "ceilings", lambda: devices.check_ceilings(facts)
-  decoded = list(decode.check(expanded(folder, "--data"))) if folder else []
-  yield "data", lambda: decoded
-  if config is not None and facts.ceilings:
-    # Imports JAX, which the process above has shown to work.
+  found: dict[str, list[Finding]] = {}
+  facts = functools.cache(lambda: devices.probe(config.precision if config is not None else ""))
+
+  def recipe() -> Iterable[Finding]:
+    if config is None or not facts().ceilings:
+      return []
+    # Imports JAX, which the process of `probe` has shown to work.
     from jaxspeed.doctor import forecast
 
-    rate = next((each.facts["images_per_s"] for each in decoded if each.facts), 0.0)
-    yield "recipe", lambda: forecast.check(config, facts, rate)
+    rate = next((each.facts["images_per_s"] for each in found["data"] if each.facts), 0.0)
+    return forecast.check(config, facts(), rate)
 
-
-def examine(config: ConfigDict | None, folder: str, *, as_json: bool) -> bool:
-  """Prints the report; returns whether there is nothing to mend."""
-  console, notes = Console(highlight=False), dict[str, str]()
-  found: dict[str, list[Finding]] = {}
-  for name, check in checks_of(config, folder, notes):
+  console = Console(highlight=False)
+  for name, check in {
+    "software": rules.check_software,
+    "machine": machine.check,
+    "devices": lambda: devices.check(facts()),
+    "ceilings": lambda: devices.check_ceilings(facts()),
+    "data": lambda: decode.check(expanded(folder, "--data")) if folder else [],
+    "recipe": recipe,
+  }.items():
     try:
       found[name] = list(check())
     except Exception as error:
@@ -108,7 +106,8 @@ def examine(config: ConfigDict | None, folder: str, *, as_json: bool) -> bool:
       show(console, name, found[name])
   to_mend = [name for name, each_of in found.items() for each in each_of if each.level == "mend"]
   if as_json:
-    report: dict[str, Any] = {"well": not to_mend, "seconds": round(process_age(), 2), **notes}
+    report: dict[str, Any] = {"well": not to_mend, "seconds": round(process_age(), 2)}
+    report["environment"] = facts().environment
     report["checks"] = {name: [*map(dataclasses.asdict, each)] for name, each in found.items()}
     print(dump_json(to_json(report), indent=1))
   else:

@@ -4,12 +4,12 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator
 
+import pydantic
 from rich.filesize import decimal
 
-from jaxspeed.doctor import child, rules, software
+from jaxspeed.doctor import child, rules
 from jaxspeed.doctor.findings import Finding, figure, hint
 from jaxspeed.doctor.rules import Facts
-from jaxspeed.errors import printable
 from jaxspeed.scaling.hardware import DEVICES
 
 # TFLOP/s of matrix products in half precision with sums in float32, and GB/s of memory, by a part
@@ -31,10 +31,10 @@ _SHEETS: dict[str, tuple[float, float]] = {
 }
 # Seconds of the examination: imports take 3 to 10, finding devices up to 5, measuring 5.
 _SECONDS = 30.0
-# What did not happen where a stage is missing.
+# What did not happen where a fact of each stage is missing.
 _STAGES = {
   "driver": "NVIDIA's driver did not answer",
-  "jax": "JAX found no device",
+  "complaints": "JAX found no device",
   "ceilings": "not all was measured",
 }
 
@@ -42,29 +42,13 @@ _STAGES = {
 def probe(precision: str = "") -> Facts:
   """Examines the devices within a limited time, in a process of its own."""
   ended = child.run("jaxspeed.doctor.probe", seconds=_SECONDS)
-  stages = {name: facts for line in ended.lines for name, facts in line.items()}
-  driver, seen, problem = stages.get("driver", {}), stages.get("jax", {}), ""
+  said = {name: value for line in ended.lines for name, value in line.items()}
   if ended.code != 0:
-    missing = next((words for stage, words in _STAGES.items() if stage not in stages), "")
-    reason = f" within {_SECONDS:.0f} s" if ended.code is None else f": {ended.reason}"
-    problem = missing + reason
-  gpus = (each | {"capability": tuple(each["capability"])} for each in driver.get("gpus", ()))
-  found = "kinds" in seen
-  return Facts(
-    gpus=tuple(rules.Gpu(**each) for each in gpus),
-    driver=driver.get("version", ""),
-    files=gpu_files(),
-    platform=seen.get("platform", ""),
-    kinds=tuple(seen.get("kinds", ())),
-    problem="" if found else printable(seen.get("problem") or problem),
-    hangs=ended.code is None,
-    unmeasured=problem if found else "",
-    complaints=tuple(map(printable, seen.get("complaints", ()))),
-    ceilings=tuple(sorted(stages.get("ceilings", ()), key=lambda each: -each["tflops"])),
-    all_reduce=stages.get("all_reduce"),
-    environment=stages.get("environment", ""),
-    precision=precision,
-  )
+    what = next((words for name, words in _STAGES.items() if name not in said), "")
+    why = f" within {_SECONDS:.0f} s" if ended.code is None else f": {ended.reason}"
+    said["unmeasured" if said.get("kinds") else "problem"] = what + why
+  said |= {"files": gpu_files(), "hangs": ended.code is None, "precision": precision}
+  return pydantic.TypeAdapter(Facts).validate_python(said)
 
 
 def gpu_files(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
@@ -91,7 +75,7 @@ def check(facts: Facts) -> Iterator[Finding]:
       facts=dataclasses.asdict(gpu),
     )
   if facts.driver:
-    cudnn = [software.version_of(f"nvidia-cudnn-cu{cuda}") for cuda in rules.plugins()]
+    cudnn = [rules.version_of(f"nvidia-cudnn-cu{cuda}") for cuda in rules.plugins()]
     plugins = [f"plugin for CUDA {cuda} {version}" for cuda, version in rules.plugins().items()]
     named = ", ".join([f"driver {facts.driver}", *plugins, *(f"cuDNN {each}" for each in cudnn)])
     yield Finding(named, facts={"driver": facts.driver})

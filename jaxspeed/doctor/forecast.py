@@ -76,7 +76,8 @@ def check(config: ConfigDict, facts: Facts, decoded: float) -> Iterator[Finding]
   figures = {"seconds": found.seconds, "step_s": [step.seconds for step in found.steps]}
   yield Finding(f"{config.name} on {lines[0]}", facts=figures | {"needed_gb": max(needed)})
   yield from (Finding(line) for line in lines[1:])
-  yield Finding(f"rests on {words}")
+  images = f"an epoch is one of the recipe's {plan.train_images:,} images"
+  yield Finding(f"rests on {words}; {images} (--config.data.train_images=N for others)")
   if 0 < there < max(needed):
     times = math.ceil(max(needed) / there) * max(1, config.accumulate)
     parts = [phase.batch_size // devices for phase in plan.phases]

@@ -1,8 +1,7 @@
 """Asks the driver and JAX, and measures the devices; the doctor runs it as a process of its own.
 
 A driver can hang in the kernel, a plugin can crash, XLA ends a process for a flag that it does not
-know: all of that stays in here. It prints a JSON object after each stage: `driver`, `jax`,
-`ceilings`, then the rest.
+know: all of that stays in here. After each stage it prints facts (`rules.Facts`) as a JSON object.
 """
 
 import logging
@@ -19,7 +18,7 @@ from jaxspeed.files import dump_json, to_json
 
 
 def ask_driver() -> dict[str, Any]:
-  """The version of NVIDIA's driver, and its GPUs; {} where none answers."""
+  """The version of NVIDIA's driver, '' where none answers, and its GPUs."""
   gpus = []
   try:
     nvml.nvmlInit()
@@ -28,9 +27,9 @@ def ask_driver() -> dict[str, Any]:
       memory = nvml.nvmlDeviceGetMemoryInfo(handle)
       gpu = {"memory": memory.total, "used": memory.used, "name": nvml.nvmlDeviceGetName(handle)}
       gpus.append(gpu | {"capability": nvml.nvmlDeviceGetCudaComputeCapability(handle)})
-    return {"version": nvml.nvmlSystemGetDriverVersion(), "gpus": gpus}
+    return {"driver": nvml.nvmlSystemGetDriverVersion(), "gpus": gpus}
   except nvml.NVMLError:
-    return {}
+    return {"driver": ""}
 
 
 def in_words(error: BaseException) -> str:
@@ -79,12 +78,12 @@ def main() -> None:
   out = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
 
-  def tell(**stages: Any) -> None:
-    print(dump_json(to_json(stages)), file=out, flush=True)
+  def tell(**facts: Any) -> None:
+    print(dump_json(to_json(facts)), file=out, flush=True)
 
-  tell(driver=ask_driver())
+  tell(**ask_driver())
   seen = find_devices()
-  tell(jax=seen)
+  tell(**seen)
   if "problem" in seen:
     return
   import jax
@@ -93,7 +92,8 @@ def main() -> None:
 
   devices = jax.devices()
   kinds = {device.device_kind: device for device in reversed(devices)}
-  tell(ceilings=[*map(ceilings.measure, kinds.values())])
+  measured = map(ceilings.measure, kinds.values())
+  tell(ceilings=sorted(measured, key=lambda each: -each["tflops"]))
   reduced = ceilings.all_reduce(devices) if len(devices) > 1 else None
   tell(all_reduce=reduced, environment=jax.print_environment_info(return_string=True))
 

@@ -1,4 +1,4 @@
-"""Whether driver, CUDA, cuDNN and JAX's plugin fit each other and the GPU: rules on facts.
+"""Whether packages are of the right versions, and driver, CUDA, cuDNN and plugin fit the GPU.
 
 Sources: JAX's installation guide (driver 525 for CUDA 12, 580 for CUDA 13; compute capability 5.2
 and 7.5), cuDNN's support matrix (9.11 and later need 7.5), `jaxlib.plugin_support` (a plugin of
@@ -6,15 +6,18 @@ another version than jaxlib is not used).
 """
 
 import dataclasses
+import importlib.metadata
 import os
+import platform
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
-from jaxspeed.doctor import software
 from jaxspeed.doctor.findings import Finding, mend
+from jaxspeed.records.provenance import versions
 
 DRIVERS = {12: Version("525"), 13: Version("580")}
 CAPABILITIES = {12: (5, 2), 13: (7, 5)}
@@ -84,9 +87,45 @@ class Facts:
     return "cuda13" if self.has_driver(13) else "cuda12"
 
 
+def version_of(name: str) -> str:
+  """The version of an installed package; "" if it is not installed."""
+  try:
+    return importlib.metadata.version(name) or ""  # a damaged installation has None
+  except importlib.metadata.PackageNotFoundError:
+    return ""
+
+
+def unmet(package: str, extra: str = "") -> Iterator[tuple[Requirement, str]]:
+  """What a package requires and is not there, with the version that is; "" if there is none.
+
+  Args:
+    package: an installed package; of others nothing is known.
+    extra: one of its extras, whose requirements count too.
+  """
+  try:
+    lines = importlib.metadata.requires(package) or []
+  except importlib.metadata.PackageNotFoundError:
+    return
+  for required in map(Requirement, lines):
+    there = version_of(required.name)
+    wanted = required.marker is None or required.marker.evaluate({"extra": extra})
+    if wanted and not (there and required.specifier.contains(there, prereleases=True)):
+      yield required, there
+
+
+def check_software() -> Iterator[Finding]:
+  """Versions, and requirements that are not met."""
+  found = versions()
+  named = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
+  yield Finding(named, facts={"versions": found, "system": platform.platform()})
+  for required, there in unmet("jaxspeed"):
+    have, asked = there or "missing", f"{required.name}{required.specifier}"
+    yield mend(f"{required.name} is {have}; jaxspeed asks for {asked}.", f"pip install '{asked}'")
+
+
 def plugins() -> dict[int, str]:
   """The version of each installed plugin for CUDA, by its CUDA."""
-  found = {cuda: software.version_of(f"jax-cuda{cuda}-plugin") for cuda in DRIVERS}
+  found = {cuda: version_of(f"jax-cuda{cuda}-plugin") for cuda in DRIVERS}
   return {cuda: version for cuda, version in found.items() if version}
 
 
@@ -110,15 +149,15 @@ def broken(facts: Facts) -> Iterator[Finding]:
 
 def _plugins(facts: Facts) -> Iterator[Finding]:
   """Plugins that do not fit jaxlib, the driver or NVIDIA's packages, and those that fail."""
-  jaxlib = software.version_of("jaxlib")
+  jaxlib = version_of("jaxlib")
   for cuda, version in plugins().items():
     plugin, pjrt = f"jax-cuda{cuda}-plugin", f"jax-cuda{cuda}-pjrt"
-    for name, each in ((plugin, version), (pjrt, software.version_of(pjrt) or version)):
+    for name, each in ((plugin, version), (pjrt, version_of(pjrt) or version)):
       if Version(each).release != Version(jaxlib).release:
         what = f"{name} is {each}, but jaxlib is {jaxlib}: JAX does not use it."
         yield mend(what, f"pip install {plugin}=={jaxlib} {pjrt}=={jaxlib}")
         break
-    for required, have in software.unmet(plugin, "with-cuda"):
+    for required, have in unmet(plugin, "with-cuda"):
       if have and required.name.startswith("nvidia-"):
         asked = f"{required.name}{required.specifier}"
         what = f"{required.name} is {have}, but {plugin} asks for {asked}."
@@ -159,7 +198,7 @@ def _unseen(facts: Facts) -> tuple[str, str]:
 
 def _gpus(facts: Facts) -> Iterator[Finding]:
   """GPUs that are too old for the plugin's CUDA, for its cuDNN, or for the recipe's dtype."""
-  cudnn = software.version_of("nvidia-cudnn-cu12")
+  cudnn = version_of("nvidia-cudnn-cu12")
   for gpu in {gpu.name: gpu for gpu in facts.gpus if gpu.capability < AMPERE}.values():
     for cuda in plugins():
       if gpu.capability < CAPABILITIES[cuda]:

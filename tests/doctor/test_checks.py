@@ -13,7 +13,7 @@ from commands import ROOT
 from PIL import Image
 from recipes import get_config
 
-from jaxspeed.doctor import ceilings, child, decode, devices, forecast, machine, software
+from jaxspeed.doctor import ceilings, child, decode, devices, forecast, machine, rules
 from jaxspeed.doctor.rules import Facts
 from jaxspeed.errors import UserError
 from jaxspeed.scaling.hardware import DEVICES, LAUNCH_S
@@ -23,11 +23,11 @@ from jaxspeed.scaling.work import PASSES, RESNET50, work_of
 def test_requirements_that_are_not_met(monkeypatch):
   lines = ["numpy>=1", "jax<0.1", 'pillow>=999; extra == "x"', "no-such-package", "clu; extra=='y'"]
   monkeypatch.setattr(importlib.metadata, "requires", lambda _: lines)
-  found = [(str(required), have) for required, have in software.unmet("jaxspeed", "x")]
+  found = [(str(required), have) for required, have in rules.unmet("jaxspeed", "x")]
   jax, pillow = map(importlib.metadata.version, ("jax", "pillow"))
   assert found[0] == ("jax<0.1", jax) and found[1][1] == pillow
   assert found[2] == ("no-such-package", "") and len(found) == 3
-  (_, mended, missing) = software.check()
+  (_, mended, missing) = rules.check_software()
   assert mended.advice == "pip install 'jax<0.1'" and missing.level == "mend"
 
 
@@ -81,12 +81,18 @@ def test_gpus_by_their_files(tmp_path):
   assert devices.gpu_files(tmp_path) == ("/dev/nvidia0",)
 
 
+def checked(monkeypatch, code, error, *said):
+  """What is found of the devices where a process says some facts and ends so."""
+  monkeypatch.setattr(child, "run", lambda *_, **__: child.Ended(code, [*said], error))
+  monkeypatch.setattr(devices, "gpu_files", lambda: ())
+  return [*devices.check(devices.probe())]
+
+
 def test_gpus_of_the_driver(monkeypatch):
   gpu = {"name": "NVIDIA H100", "capability": [9, 0], "memory": 85 * 10**9, "used": 5 * 10**8}
+  driver = {"driver": "580.65.06", "gpus": [gpu]}
   seen = {"platform": "gpu", "kinds": [*ON_H100.kinds], "complaints": []}
-  stages = {"driver": {"version": "580.65.06", "gpus": [gpu]}, "jax": seen}
-  monkeypatch.setattr(child, "run", lambda *_, **__: child.Ended(0, [stages], ""))
-  found = [each.what for each in devices.check(devices.probe())]
+  found = [each.what for each in checked(monkeypatch, 0, "", driver, seen, {"ceilings": [H100]})]
   assert found[0] == "JAX sees 8 x NVIDIA H100 80GB HBM3"
   assert found[1] == (
     "GPU 0: NVIDIA H100, compute capability 9.0, 85.0 GB of memory, 500.0 MB in use"
@@ -94,21 +100,21 @@ def test_gpus_of_the_driver(monkeypatch):
   assert found[2].startswith("driver 580.65.06")
 
 
+NONE = {"driver": "", "gpus": []}
+
+
 @pytest.mark.parametrize(
-  "stages, code, error, words",
+  "said, code, error, words",
   [
-    ({}, None, "", "NVIDIA's driver did not answer within 30 s"),
-    ({"driver": {}}, None, "", "JAX found no device within 30 s"),
-    ({"driver": {}}, 1, "x.cc:1] Unknown flag in XLA_FLAGS: --a", "XLA_FLAGS: --a"),
-    ({"driver": {}}, -11, "", "JAX found no device: exit code -11"),
-    ({"driver": {}, "jax": {"problem": "x", "complaints": []}}, 0, "", "JAX has no device: x"),
+    ([], None, "", "NVIDIA's driver did not answer within 30 s"),
+    ([NONE], None, "", "JAX found no device within 30 s"),
+    ([NONE], 1, "x.cc:1] Unknown flag in XLA_FLAGS: --a", "XLA_FLAGS: --a"),
+    ([NONE], -11, "", "JAX found no device: exit code -11"),
+    ([NONE, {"problem": "x", "complaints": []}], 0, "", "JAX has no device: x"),
   ],
 )
-def test_a_process_that_hangs_or_crashes_is_a_finding(monkeypatch, stages, code, error, words):
-  ended = child.Ended(code, [{name: facts} for name, facts in stages.items()], error)
-  monkeypatch.setattr(child, "run", lambda *_, **__: ended)
-  monkeypatch.setattr(devices, "gpu_files", lambda: ())
-  found = [*devices.check(devices.probe())]
+def test_a_process_that_hangs_or_crashes_is_a_finding(monkeypatch, said, code, error, words):
+  found = checked(monkeypatch, code, error, *said)
   (mended,) = [each for each in found if each.level == "mend"]
   assert words in mended.what
 
@@ -122,9 +128,9 @@ def test_ceilings_beside_the_data_sheet():
   (found,) = devices.check_ceilings(ON_CPU)
   assert found.what == "cpu: 0.2 TFLOP/s in float32, 20 GB/s of memory"
   slow = dataclasses.replace(ON_H100, ceilings=(H100 | {"tflops": 300.0},))
-  assert [each.level for each in devices.check_ceilings(slow)] == ["ok", "hint"]
   late = dataclasses.replace(ON_CPU, unmeasured="not all was measured within 30 s")
-  assert [each.level for each in devices.check_ceilings(late)] == ["ok", "hint"]
+  for facts in (slow, late):
+    assert [each.level for each in devices.check_ceilings(facts)] == ["ok", "hint"]
 
 
 def test_what_is_measured(monkeypatch):
@@ -150,13 +156,13 @@ def jpeg(seed, side=40):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-  """Class folders in splits; one file is broken."""
+  """Class folders in splits."""
   path = tmp_path_factory.mktemp("images") / "set"
   for number in range(8):
-    folder = path / "train" / "ab"[number % 2]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{number}.jpg").write_bytes(jpeg(number))
-  (path / "train/a/broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
+    for split in ("train", "val"):
+      folder = path / split / "ab"[number % 2]
+      folder.mkdir(parents=True, exist_ok=True)
+      (folder / f"{number}.jpg").write_bytes(jpeg(number))
   (path / "train/a/notes.txt").touch()
   return path
 
@@ -167,14 +173,8 @@ def test_a_sample_of_folders_and_of_shards(root, tmp_path):
 
   whole = {jpeg(number) for number in range(8)}
   found = [*decode.sample(root)]
-  assert len(found) == 9 and whole < set(found)
-  for number, image in enumerate(sorted(whole)):
-    file = tmp_path / f"whole/train/{'ab'[number % 2]}/{number}.jpg"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(image)
-    (tmp_path / f"whole/val/{'ab'[number % 2]}").mkdir(parents=True, exist_ok=True)
-    (tmp_path / f"whole/val/{'ab'[number % 2]}/{number}.jpg").write_bytes(image)
-  opened = open_images(name="t", path=str(tmp_path / "whole"), cache=str(tmp_path / "cache"))
+  assert len(found) == 16 and set(found) == whole
+  opened = open_images(name="t", path=str(root), cache=str(tmp_path / "cache"))
   write_shards(opened, tmp_path / "sets", name="t", shards=1)
   assert set(decode.sample(tmp_path / "sets")) == whole
 
@@ -182,8 +182,9 @@ def test_a_sample_of_folders_and_of_shards(root, tmp_path):
 def test_the_rate_of_decoding(root, tmp_path, monkeypatch):
   pytest.importorskip("tensorflow")
   monkeypatch.setattr(decode, "_SECONDS", 0.02)
+  (root / "val/b/broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
   row = decode.rate(root, 32)
-  assert row["images_per_s"] > 0 and (row["broken"], row["images"]) == (1, 9)
+  assert row["images_per_s"] > 0 and (row["broken"], row["images"]) == (1, 17)
   with pytest.raises(UserError, match="holds no image"):
     decode.rate(tmp_path, 32)
 
@@ -232,12 +233,15 @@ def test_what_a_prediction_rests_on():
   assert cluster.images_per_s == pytest.approx(own) and cluster.launch_s == 0
 
 
-def test_a_recipe_on_a_cpu_by_hand():
+def test_a_recipe_on_a_cpu_by_hand_and_one_bound_by_its_decoding():
   config = get_config("imagenet18", "4")
   found = [*forecast.check(config, ON_CPU, 0.0)]
   each = config.batch_size * 3 * work_of(config).forward / (forecast.CPU_SHARE * 0.2e12)
   assert found[0].facts["step_s"][0] == pytest.approx(each, rel=0.01)
   assert found[-1].level == "mend"  # it needs more than 8 GB
+  assert any("of the recipe's 1,281,167 images" in line.what for line in found)
+  found = [*forecast.check(config, ON_H100, 5.0)]
+  assert any("bound by its input" in each.what for each in found)
 
 
 def test_a_recipe_that_does_not_fit_is_told_its_micro_batches():
@@ -250,9 +254,3 @@ def test_a_recipe_that_does_not_fit_is_told_its_micro_batches():
   config.accumulate = int(number)
   found = [*forecast.check(config, small, 0.0)]
   assert "does not fit" not in found[0].what and {each.level for each in found} == {"ok"}
-
-
-def test_measured_decoding_bounds_a_recipe():
-  config = get_config("imagenet18", "4")
-  found = [*forecast.check(config, ON_H100, 5.0)]
-  assert any("bound by its input" in each.what for each in found)

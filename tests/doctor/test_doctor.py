@@ -10,7 +10,7 @@ import pytest
 from commands import ROOT, environment
 from in_process import command, mistake
 
-from jaxspeed.doctor import child, devices, machine, software
+from jaxspeed.doctor import child, devices, machine, rules
 from jaxspeed.doctor.findings import Finding, hint, mend
 from jaxspeed.doctor.rules import Facts
 
@@ -23,7 +23,7 @@ def quick(monkeypatch, tmp_path):
   """A probed CPU, an own cache, and a quiet machine."""
   monkeypatch.setenv("JAXSPEED_COMPILE_CACHE", str(tmp_path / "programs"))
   monkeypatch.setattr(devices, "probe", lambda _: FACTS)
-  monkeypatch.setattr(software, "check", lambda: [Finding("Python 3")])
+  monkeypatch.setattr(rules, "check_software", lambda: [Finding("Python 3")])
   monkeypatch.setattr(machine, "check", lambda: [Finding("2 cores")])
 
 
@@ -46,10 +46,10 @@ def test_the_report_and_its_json(tmp_path):
 
 def test_levels_and_exit_codes(monkeypatch):
   line = f"pip install {'x' * 100}"
-  monkeypatch.setattr(software, "check", lambda: [hint("It is old\x1b.", line)])
+  monkeypatch.setattr(rules, "check_software", lambda: [hint("It is old\x1b.", line)])
   done = command("doctor")
   assert done.returncode == 0 and f"  hint: It is old\\x1b.\n      {line}\n" in done.stdout
-  monkeypatch.setattr(software, "check", lambda: [mend("a", "b"), mend("c", "d")])
+  monkeypatch.setattr(rules, "check_software", lambda: [mend("a", "b"), mend("c", "d")])
   done = command("doctor")
   assert done.returncode == 1 and "2 things to mend: software\n" in done.stdout
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from packaging.requirements import Requirement
 
-from jaxspeed.doctor import rules, software
+from jaxspeed.doctor import rules
 from jaxspeed.doctor.rules import Facts, Gpu
 
 V100 = Gpu("Tesla V100-SXM2-16GB", (7, 0))
@@ -35,10 +35,10 @@ def packages(monkeypatch):
   """A function that sets the installed packages, and the environment's variables."""
   for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "XLA_FLAGS"):
     monkeypatch.delenv(name, raising=False)
-  monkeypatch.setattr(software, "unmet", lambda *_: ())
+  monkeypatch.setattr(rules, "unmet", lambda *_: ())
 
   def install(there, **environment):
-    monkeypatch.setattr(software, "version_of", lambda name: there.get(name, ""))
+    monkeypatch.setattr(rules, "version_of", lambda name: there.get(name, ""))
     for name, value in environment.items():
       monkeypatch.setenv(name, value)
 
@@ -139,6 +139,6 @@ def test_a_package_that_the_plugin_does_not_take(packages, monkeypatch):
   packages(CUDA_13)
   asked = Requirement("nvidia-cudnn-cu13>=9.8,<10")
   missing = Requirement("nvidia-nccl-cu13>=2")  # CUDA of the system, not from pip
-  monkeypatch.setattr(software, "unmet", lambda *_: ((asked, "9.5.1"), (missing, "")))
+  monkeypatch.setattr(rules, "unmet", lambda *_: ((asked, "9.5.1"), (missing, "")))
   (found,) = rules.broken(GOOD)
   assert found.advice == "pip install 'nvidia-cudnn-cu13<10,>=9.8'"
