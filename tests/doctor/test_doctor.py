@@ -44,23 +44,16 @@ def test_the_report_and_its_json(tmp_path):
   assert not (tmp_path / "programs").exists()
 
 
-def test_levels_and_exit_codes(monkeypatch):
+def test_levels_exit_codes_and_a_check_that_fails(monkeypatch):
   line = f"pip install {'x' * 100}"
   monkeypatch.setattr(rules, "check_software", lambda: [hint("It is old\x1b.", line)])
   done = command("doctor")
   assert done.returncode == 0 and f"  hint: It is old\\x1b.\n      {line}\n" in done.stdout
   monkeypatch.setattr(rules, "check_software", lambda: [mend("a", "b"), mend("c", "d")])
+  monkeypatch.setattr(machine, "check", lambda: 1 / 0)
   done = command("doctor")
-  assert done.returncode == 1 and "2 things to mend: software\n" in done.stdout
-
-
-def test_a_check_that_fails_is_a_finding_and_the_others_follow(monkeypatch):
-  def fail():
-    raise ValueError("a")
-
-  monkeypatch.setattr(machine, "check", fail)
-  done = command("doctor")
-  assert done.returncode == 1 and "machine could not be examined: ValueError: a" in done.stdout
+  assert done.returncode == 1 and "3 things to mend: software, machine\n" in done.stdout
+  assert "machine could not be examined: ZeroDivisionError: " in done.stdout
   assert "ceilings" in done.stdout
 
 
@@ -118,15 +111,9 @@ def test_a_plugin_that_fails_on_a_machine_without_tensorflow_and_home(tmp_path):
 @pytest.mark.parametrize(
   "plugin, variables, words",
   [
-    ("raise RuntimeError('no driver')", {}, "RuntimeError: no driver"),
     ("raise SystemExit(3)", {}, "SystemExit: 3"),
     ("import os; os.abort()", {}, "JAX found no device: exit code -6"),
     ("", {"XLA_FLAGS": "--xla_nope=1"}, "Unknown flag in XLA_FLAGS: --xla_nope=1 unset XLA_FLAGS"),
-    (
-      "",
-      {"XLA_FLAGS": "--xla_cpu_enable_fast_math=so"},
-      "Couldn't interpret value so for flag xla_cpu_enable_fast_math",
-    ),
   ],
 )
 def test_a_runtime_that_raises_or_dies_is_a_finding(tmp_path, plugin, variables, words):
