@@ -41,20 +41,26 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-  """The ranges of a chart's axes; what lies outside of them is drawn at their ends."""
+  """The ranges of a chart's axes; what lies outside of them is drawn at their ends.
+
+  Attributes:
+    x, y: the ranges.
+    box: left, right, top and bottom of the places.
+  """
 
   x: tuple[float, float]
   y: tuple[float, float]
+  box: tuple[float, float, float, float] = (LEFT, RIGHT, TOP, BOTTOM)
 
   def left(self, value: float) -> float:
     """The place of an x."""
-    first, last = self.x
-    return LEFT + (min(max(value, first), last) - first) / (last - first) * (RIGHT - LEFT)
+    (first, last), (left, right, _, _) = self.x, self.box
+    return left + (min(max(value, first), last) - first) / (last - first) * (right - left)
 
   def top(self, value: float) -> float:
     """The place of a y."""
-    low, high = self.y
-    return BOTTOM - (min(max(value, low), high) - low) / (high - low) * (BOTTOM - TOP)
+    (low, high), (_, _, top, bottom) = self.y, self.box
+    return bottom - (min(max(value, low), high) - low) / (high - low) * (bottom - top)
 
   def points(self, xs: Iterable[float], ys: Iterable[float]) -> str:
     """The places of points, as SVG has them."""

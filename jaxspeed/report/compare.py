@@ -1,9 +1,10 @@
 """Groups of runs beside each other: a table of what differs, parallel lines, tests of means."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxspeed.records.statistics import interval, p_value_of_equal_means
-from jaxspeed.report.charts import COLOURS
+from jaxspeed.report.charts import COLOURS, Axes
 from jaxspeed.report.data import Group
 from jaxspeed.report.head import mean_duration
 from jaxspeed.report.words import METRICS, Cell, Table, number, p_value, percent, points
@@ -57,37 +58,37 @@ def _p(best: Group, group: Group) -> str:
   return p_value(p_value_of_equal_means(best.finished, group.finished)).removeprefix("p = ")
 
 
-def axes_of(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
-  """Each value's place from 0 to 1 on an axis for each field that differs, and for the accuracy.
+class Parallel(NamedTuple):
+  """Groups as lines through their values to their accuracy.
 
-  {} of fewer than three groups, or with fewer than two such fields.
+  Attributes:
+    values: each value's place from 0 to 1 on an axis for each field that differs, and for the
+      accuracy.
+    axes: the places in pixels.
+    lines: the points of each group's line.
   """
-  fields = [*groups[0].settings][:MOST_FIELDS]
+
+  values: dict[str, dict[str, float]]
+  axes: Axes
+  lines: list[str]
+
+
+def parallel(groups: Sequence[Group]) -> Parallel | None:
+  """Groups with an accuracy as lines; None for fewer than three groups or two such fields."""
+  fields = [*groups[0].settings][:MOST_FIELDS] if groups else []
   if len(groups) < 3 or len(fields) < 2:
-    return {}
-  axes = {name: _places([group.settings[name] for group in groups]) for name in fields}
+    return None
+  values = {name: _places([group.settings[name] for group in groups]) for name in fields}
   means = [group.mean or 0.0 for group in groups]
-  ends = {percent(min(means)): 0.0, percent(max(means)): 1.0}
-  return axes | {METRICS[groups[0].metric]: ends}
-
-
-def line_of(group: Group, groups: Sequence[Group]) -> str:
-  """The points of a group's line through its values to its accuracy."""
-  axes, means = axes_of(groups), [each.mean or 0.0 for each in groups]
   low, high = min(means), max(means)
-  ends = [axes[name][value] for name, value in group.settings.items() if name in axes]
-  ends.append(((group.mean or 0.0) - low) / (high - low) if high > low else 0.5)
-  return " ".join(f"{left(i, axes):.1f},{height(end):.1f}" for i, end in enumerate(ends))
-
-
-def left(number: int, axes: Sized) -> float:
-  """The place of an axis."""
-  return SIDE + number * (WIDTH - 2 * SIDE) / (len(axes) - 1)
-
-
-def height(share: float) -> float:
-  """The place of a share of an axis' height."""
-  return HEIGHT - TOP - share * (HEIGHT - 2 * TOP)
+  axes = Axes((0, len(fields)), (0, 1), (SIDE, WIDTH - SIDE, TOP, HEIGHT - TOP))
+  lines = []
+  for group, mean in zip(groups, means, strict=True):
+    ends = [values[name][group.settings[name]] for name in fields]
+    ends.append((mean - low) / (high - low) if high > low else 0.5)
+    lines.append(axes.points(range(len(ends)), ends))
+  values[METRICS[groups[0].metric]] = {percent(low): 0.0, percent(high): 1.0}
+  return Parallel(values, axes, lines)
 
 
 def _places(values: Sequence[str]) -> dict[str, float]:

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from jaxspeed.errors import some
 from jaxspeed.records.results import images_of
 from jaxspeed.report.data import Group, RunData
 
@@ -35,9 +36,8 @@ def named_sets(groups: Sequence[Group], numbers: Sequence[int]) -> str:
   parts = []
   for number in range(min(max(numbers) + 1, _MOST_SETS)):
     members = [group for group, own in zip(groups, numbers, strict=True) if own == number]
-    more = len(members) - _MOST_NAMES
-    names = [group.name for group in members[:_MOST_NAMES]] + [f"{more} more"] * (more > 0)
-    parts.append(f"{', '.join(names)}: {_in_words(members[0].counted[0])}")
+    names = some([group.name for group in members], _MOST_NAMES)
+    parts.append(f"{names}: {_in_words(members[0].counted[0])}")
   parts += ["..."] * (max(numbers) >= _MOST_SETS)
   return "; ".join(parts)
 
