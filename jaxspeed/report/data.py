@@ -2,24 +2,29 @@
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, Field
 
 from jaxspeed.cluster.folder_lock import run_has_ended
+from jaxspeed.config import stored
 from jaxspeed.config.stored import PLACES, leaves
 from jaxspeed.data.formats.class_names import STORED, stored_class_names
 from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY, dump_json, read_json
+from jaxspeed.models import make  # noqa: F401  registers the models that a config names
+from jaxspeed.planning.make import make_plan
+from jaxspeed.planning.plan import Plan
 from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import FILE as METRICS
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.report.rates import rates_of
 from jaxspeed.run.checkpoint import FOLDER as CHECKPOINTS
 from jaxspeed.run.checkpoint import load_manifest, steps_of
 from jaxspeed.run.folder import CONFIG
@@ -28,13 +33,9 @@ from jaxspeed.run.folder import CONFIG
 _DEEPEST = 4
 _NO_RUNS = {"checkpoints", "tensorboard", "loggers", "launch", "profile"}
 # Fields that do not make two runs different: those of `PLACES` but the data's, and the seeds.
-_NOT_COMPARED = (
-  *(name for name in PLACES if name != "data.path"),
-  "seed",
-  "runs",
-  "given",
-  "format",
-)
+_NOT_COMPARED = tuple({*PLACES, "seed", "runs", "given", "format"} - {"data.path"})
+# Steps whose learning rate is drawn; of a run with more steps only the rows are.
+_RATES, _MOST_STEPS = 240, 10_000_000
 
 
 class _OfData(BaseModel):
@@ -263,8 +264,37 @@ def read_run(folder: pathlib.Path) -> RunData:
     thumbnails,
     stopped,
     tuple(notes),
-    rates_of(folder, rows),
+    _rates_of(folder, rows),
   )
+
+
+def _rates_of(
+  folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[float, float], ...]:
+  """Epochs and learning rates of some steps of a run's plan, if the plan has the rates of its rows.
+
+  It has not with a schedule of the user's own, or by another version's rules.
+  """
+  try:
+    ends = [
+      (row["step"], row["learning_rate"]) for row in rows if row.get("learning_rate") is not None
+    ]
+    plan = make_plan(stored.load(folder / CONFIG))
+    if not ends or plan.total_steps > _MOST_STEPS:
+      return ()
+    rates = plan.table["learning_rate"]
+    if not all(math.isclose(rates[step - 1], rate, abs_tol=1e-12) for step, rate in ends):
+      return ()
+  except (UserError, IndexError, TypeError):
+    return ()
+  steps = np.unique(np.linspace(1, ends[-1][0], _RATES, dtype=int))
+  return tuple((_epochs(plan, int(step)), float(rates[step - 1])) for step in steps)
+
+
+def _epochs(plan: Plan, step: int) -> float:
+  """The epochs done after a step."""
+  epoch, place = plan.epoch_of(step - 1)
+  return epoch + (place + 1) / plan.phase_of(step - 1).steps_per_epoch
 
 
 def groups_of(runs: Sequence[RunData]) -> list[Group]:

@@ -8,8 +8,8 @@ from made_runs import change, text_of, write_run
 from recipes import get_config
 
 from jaxspeed.report.command import read_all
+from jaxspeed.report.compare import image_sets
 from jaxspeed.report.data import groups_of
-from jaxspeed.report.evaluated import image_sets
 
 
 def test_groups_with_the_same_first_fields_are_told_apart_by_their_folders(tmp_path):
