@@ -130,11 +130,11 @@ def image_sets(groups: Sequence[Group]) -> list[int]:
     fits = (
       n for n, one in enumerate(sets) if all(one.get(key, own[key]) == own[key] for key in own)
     )
-    number = next(fits, len(sets))
-    if number == len(sets):
+    place = next(fits, len(sets))
+    if place == len(sets):
       sets.append({})
-    sets[number] |= own
-    numbers.append(number)
+    sets[place] |= own
+    numbers.append(place)
   return numbers
 
 
