@@ -55,16 +55,15 @@ class TextFormat:
     yield content["text"]
 
   def _header(self, fields: Mapping[str, str]) -> Iterator[str]:
-    margin = max(map(len, fields), default=0)
+    margin = max(map(len, fields), default=0) + 2
     for name, value in fields.items():
-      lines = [value]
-      if self._width is not None:
-        room = max(self._width - margin - 2, 20)
-        # Neither paths nor words with hyphens are broken: they are copied from a terminal.
-        how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-        lines = textwrap.wrap(printable(value), room, **how) or [""]
-      for first, line in zip([name, *[""] * len(lines)], lines, strict=False):
-        yield f"{first:<{margin}}  {line}"
+      title, how = f"{name:<{margin}}", dict[str, Any](subsequent_indent=" " * margin)
+      if self._width is None:
+        yield title + value
+        continue
+      # Neither paths nor words with hyphens are broken: they are copied from a terminal.
+      how |= {"initial_indent": title, "break_long_words": False, "break_on_hyphens": False}
+      yield from textwrap.wrap(printable(value), max(self._width, margin + 20), **how) or [title]
 
   def _titles(self) -> str:
     return " ".join(column.title.rjust(column.width) for column in self._columns.values())

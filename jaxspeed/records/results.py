@@ -34,20 +34,6 @@ class Seconds(BaseModel):
   to_target: _Time | None
 
 
-class Skipped(BaseModel):
-  """Steps skipped because their float16 gradients overflowed, and their share of all."""
-
-  number: float
-  share: float
-
-
-class OfClass(BaseModel):
-  """The accuracy on the images of a class; None for a class without any."""
-
-  top1: _Share | None
-  images: _Count
-
-
 class Best(BaseModel):
   """A run's best evaluation (`run.best.best_of`)."""
 
@@ -70,7 +56,8 @@ class _Figures(BaseModel):
   # `class_figures`; an earlier version wrote none.
   macro_top1: _Share | None = None
   ece: _Share | None = None
-  skipped_steps: Skipped | None = None  # of float16
+  # Number and share of the steps that float16 skipped, as their gradients overflowed.
+  skipped_steps: dict[str, float] | None = None
   best: Best | None = None  # with checkpoint.keep_best
   stopped_by: Literal["target", "patience"] | None = None  # before its last step
 
@@ -107,7 +94,7 @@ class Result(_Figures):
   eval_images: _Count | None = None
   eval_images_skipped: _Count | None = None
   train_images_broken: _Count | None = None
-  per_class: dict[str, OfClass] | None = None
+  per_class: dict[str, dict[str, float | None]] | None = None
   confusion: list[list[_Count]] | str | None = None
   n: int | None = None
   mean: float | None = None
