@@ -68,10 +68,8 @@ def read_all(
   for path in {os.path.realpath(each): each for each in found}.values():
     try:
       runs.append(read_run(path))
-    except UserError as error:
-      errors.append(error)
     except Exception as error:  # such as of a folder that is not readable
-      errors.append(_unforeseen(path, error))
+      errors.append(error if isinstance(error, UserError) else _unforeseen(path, error))
   if not runs:
     raise errors[0]
   for error in errors:

@@ -119,31 +119,22 @@ def gaps(group: Group) -> list[str]:
 
 
 def _of_run(run: RunData) -> list[str]:
-  lines = [*run.notes]
-  if not run.rows:
-    lines.append("Curves: metrics.jsonl has no whole row: no epoch has ended, or it was cut.")
-  if not run.clock:
-    lines.append("Where the time went: the run has no checkpoint that can be read.")
-  if run.result is None:
-    lines.append("Images and accuracy by class: they need result.json, written when a run ends.")
-  elif run.predictions is None:
-    file = Predictions.FILE
-    lines.append(f"Images and accuracy by class: {file} is missing; older versions left none.")
-  else:
-    lines += _of_images(run)
-  return lines
-
-
-def _of_images(run: RunData) -> list[str]:
-  """What is missing of a finished run with predictions."""
-  lines = []
-  if run.thumbnails is None and not run.keeps_thumbnails:
-    lines.append("Images: config.records.thumbnails is 0.")
-  elif run.thumbnails is None:
-    if not any(Thumbnails.FILE in note for note in run.notes):
-      lines.append(f"Images: {Thumbnails.FILE} is missing; older versions left none.")
-  elif run.predictions is not None and run.thumbnails.step != run.predictions.step:
-    lines.append(f"Evaluated images: those in {Thumbnails.FILE} are of another evaluation.")
-  if len(run.class_names) > MOST_CLASSES:
-    lines.append(f"Accuracy by class: it is shown up to {MOST_CLASSES:,} classes.")
-  return lines
+  images, predicted, ended = run.thumbnails, run.predictions, run.result is not None
+  lacks = predicted is not None and images is None
+  unnamed = run.keeps_thumbnails and not any(Thumbnails.FILE in note for note in run.notes)
+  other = images is not None and predicted is not None and images.step != predicted.step
+  found = {
+    "Curves: metrics.jsonl has no whole row: no epoch has ended, or it was cut.": not run.rows,
+    "Where the time went: the run has no checkpoint that can be read.": not run.clock,
+    "Images and accuracy by class: they need result.json, written when a run ends.": not ended,
+    f"Images and accuracy by class: {Predictions.FILE} is missing; older versions left none.": (
+      ended and predicted is None
+    ),
+    "Images: config.records.thumbnails is 0.": lacks and not run.keeps_thumbnails,
+    f"Images: {Thumbnails.FILE} is missing; older versions left none.": lacks and unnamed,
+    f"Evaluated images: those in {Thumbnails.FILE} are of another evaluation.": other,
+    f"Accuracy by class: it is shown up to {MOST_CLASSES:,} classes.": (
+      predicted is not None and len(run.class_names) > MOST_CLASSES
+    ),
+  }
+  return [*run.notes, *(line for line, is_so in found.items() if is_so)]

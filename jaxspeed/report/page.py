@@ -14,11 +14,10 @@ from jaxspeed.errors import printable
 from jaxspeed.records.statistics import interval, interval_of_share, p_value_of_at_most
 from jaxspeed.report import charts, classes, compare, head
 from jaxspeed.report.compare import evaluated_images, image_sets, named_sets
-from jaxspeed.report.curves import curves
+from jaxspeed.report.curves import curves, mean_table, times
 from jaxspeed.report.data import Group
 from jaxspeed.report.head import changed, gaps, published_of
 from jaxspeed.report.images import images
-from jaxspeed.report.time_bar import mean_table, times
 from jaxspeed.report.words import METRICS, duration, number, p_value, percent, points
 
 
