@@ -1,7 +1,6 @@
 """Measured ceilings: matrix products and memory of a device, and all-reduces between devices."""
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +21,6 @@ from jaxspeed.doctor.machine import host_memory
 _CPU, _GPU = (1024, 256, 8), (8192, 1024, 128)
 # Seconds of each measurement, without compiling.
 _SECONDS = 0.6
-_ROUNDS = 8
 
 
 def measure(device: jax.Device, precision: str = "auto") -> dict[str, Any]:
@@ -83,13 +81,6 @@ def all_reduce(devices: Sequence[jax.Device]) -> dict[str, Any]:
   array = jax.make_array_from_callback((n, number), NamedSharding(mesh, P(AXIS)), lambda _: ones)
   total = functools.partial(lax.psum, axis_name=AXIS)
   add = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P(AXIS), out_specs=P()))
-  seconds = []
-  for _ in range(_ROUNDS):
-    start = time.perf_counter()
-    jax.block_until_ready(add(array))
-    seconds.append(time.perf_counter() - start)
-  return {
-    "devices": n,
-    "megabytes": megabytes,
-    "gb_s": 2 * (n - 1) / n * 4 * number / statistics.median(seconds[1:]) / 1e9,
-  }
+  seconds = _best_seconds(lambda _: add(array), None)
+  gb_s = 2 * (n - 1) / n * 4 * number / seconds / 1e9
+  return {"devices": n, "megabytes": megabytes, "gb_s": gb_s}

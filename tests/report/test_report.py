@@ -6,8 +6,6 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -202,19 +200,6 @@ def test_images_are_shown_under_their_title_whatever_their_number(most, right):
     assert len(highest) == most
 
 
-def test_mistakes_are_sentences(tmp_path):
-  out = f"--out={tmp_path / 'r.html'}"
-  assert "name the folder of a run" in mistake("report", out)
-  assert "is no folder" in mistake("report", str(tmp_path / "none"), out)
-  assert "holds no run" in mistake("report", str(tmp_path), out)
-  folder = write_run(tmp_path / "a")
-  assert "cannot be written" in mistake("report", str(folder), f"--out={tmp_path / 'no' / 'r'}")
-  assert "is a folder" in mistake("report", str(folder), f"--out={folder}")
-  (folder / "result.json").write_text("{}")
-  assert "result.json" in mistake("report", str(folder), out)
-  assert not (tmp_path / "r.html").exists()
-
-
 def test_a_report_of_a_thousand_classes_is_small(tmp_path):
   names = [f"class {i} {EVIL}" for i in range(1000)]
   folder = write_run(tmp_path / "a", names=names, images=50_000)
@@ -304,12 +289,6 @@ def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
   assert over_seconds.y == over_epochs.y and over_seconds.x == pytest.approx(
     [2.0 * x for x in over_epochs.x]
   )
-  # A process of its own knows the shipped models too.
-  code = (
-    f"from jaxspeed.report.data import *; print(len(read_run(pathlib.Path({str(folder)!r})).rates))"
-  )
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-  assert done.stdout == f"{len(over_epochs.x)}\n", done.stderr
   # Rows with other rates than the plan's, as of a schedule of one's own, are right.
   rows[-1]["learning_rate"] *= 2
   write("".join(dump_json(row) + "\n" for row in rows))

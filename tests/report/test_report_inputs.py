@@ -70,6 +70,13 @@ def test_the_place_of_a_report_is_checked_before_the_runs_are_read(tmp_path):
   assert "there is no folder" in mistake("report", str(tmp_path / "none"), f"--out={page}")
   assert mistake("report", str(tmp_path), "--out=") == "--out is empty: name the file to write."
   assert mistake("report", "").startswith("name the folder of a run")
+  out = f"--out={tmp_path / 'r.html'}"
+  assert "name the folder of a run" in mistake("report", out)
+  assert "is no folder" in mistake("report", str(tmp_path / "none"), out)
+  assert "holds no run" in mistake("report", str(tmp_path), out)
+  (write_run(tmp_path / "a") / "result.json").write_text("{}")
+  assert "result.json" in mistake("report", str(tmp_path / "a"), out)
+  assert not (tmp_path / "r.html").exists()
   words = mistake("report", str(tmp_path), "--watch=0.5")
   assert "is not a number in the range [1.0, 86400.0]" in words
 
