@@ -131,15 +131,6 @@ def test_what_cannot_log_is_told_before_the_run(tmp_path, monkeypatch, own, name
   assert not (tmp_path / "run").exists()
 
 
-def test_each_name_adds_its_logger_to_tensorboard():
-  def made(*names):
-    config = jaxspeed.recipe("quickstart", **{"records.loggers": names})
-    return [logger.__name__ for logger in trackers.make_loggers(config)]
-
-  assert made("tensorboard", "trackio") == ["tensorboard", "trackio"]
-  assert (made("wandb"), made()) == (["tensorboard", "wandb"], [])
-
-
 def test_rows_of_a_killed_process_are_sent_by_the_next_one(tmp_path, monkeypatch):
   """The tracker had them, and may have lost them."""
   rows, sent, said = [epoch_row(number) for number in (1, 2, 3, 4)], [], []
