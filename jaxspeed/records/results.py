@@ -121,23 +121,18 @@ _SHARED = (
 _MEANS = ("top1", "top5", "macro_top1", "ece", "skipped_steps", "seconds")
 
 
-def result_of(rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0) -> dict[str, Any]:
-  """The content of result.json, a `Result`.
-
-  Args:
-    rows: a result of each run.
-    cost_per_hour: US dollars for all the hardware; 0: unknown.
+def result_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """The content of result.json, a `Result`, given a result of each run.
 
   Raises:
     ValueError: runs were evaluated on different images.
   """
   plain = [to_json(row) for row in rows]
   result = plain[0] if len(plain) == 1 else _summary(plain)
-  if cost_per_hour > 0:
+  if price := result["config"].get("cost_per_hour"):
     seconds = {name: result["seconds"][name] for name in ("dawn", "to_target")}
     result["cost_usd"] = {
-      name: None if value is None else value / 3600 * cost_per_hour
-      for name, value in seconds.items()
+      name: None if value is None else value / 3600 * price for name, value in seconds.items()
     }
   return result
 
@@ -188,11 +183,9 @@ def _over(
   return found
 
 
-def write_result(
-  workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, cost_per_hour: float = 0.0
-) -> dict[str, Any]:
-  """Writes `result_of` of the same arguments to a folder's result.json, and returns it."""
-  result = result_of(rows, cost_per_hour=cost_per_hour)
+def write_result(workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Writes `result_of` of the rows to a folder's result.json, and returns it."""
+  result = result_of(rows)
   Result.model_validate(result)
   # Numbers in one line: a confusion matrix has a line for each class. JSON has no line breaks
   # inside strings.

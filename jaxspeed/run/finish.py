@@ -81,5 +81,5 @@ def finish(
   )
   if processes.is_primary():
     predictions.write(folder)
-    write_result(folder, [row], cost_per_hour=config.cost_per_hour)
+    write_result(folder, [row])
   return row

@@ -115,8 +115,8 @@ def train(
     first = Run(spec, folder, feed, clock, control, hooks, screen, data.class_names)
     rows = [Trainer(run).run() for run in _seeds(first)]
     if not processes.is_primary():
-      return result_of(rows, cost_per_hour=config.cost_per_hour)
-    result = write_result(folder, rows, cost_per_hour=config.cost_per_hour)
+      return result_of(rows)
+    result = write_result(folder, rows)
     screen.result(result)
     return result
 

@@ -137,12 +137,13 @@ def test_images_of_two_kinds_have_no_common_mean(tmp_path):
 
 
 def test_a_cost_is_that_of_dawnbenchs_seconds(tmp_path):
-  hit = one_result(0.94, seconds=SECONDS | {"dawn": 1800.0, "to_target": 900.0})
-  missed = one_result(0.5, seconds=SECONDS | {"dawn": 5400.0})
+  priced = {"config": CONFIG | {"cost_per_hour": 2.0}}
+  hit = one_result(0.94, seconds=SECONDS | {"dawn": 1800.0, "to_target": 900.0}, **priced)
+  missed = one_result(0.5, seconds=SECONDS | {"dawn": 5400.0}, **priced)
   for rows, dawn, to_target in (([hit], 1.0, 0.5), ([missed], 3.0, None), ([hit, missed], 2, 0.5)):
-    result = write_result(tmp_path, rows, cost_per_hour=2.0)
+    result = write_result(tmp_path, rows)
     assert result["cost_usd"] == {"dawn": dawn, "to_target": to_target}
-  assert "cost_usd" not in write_result(tmp_path, [missed])
+  assert "cost_usd" not in write_result(tmp_path, [missed | {"config": CONFIG}])
 
 
 @pytest.mark.parametrize(
