@@ -73,16 +73,14 @@ def curves(groups: Sequence[Group]) -> Curves | None:
   shown = [group for group in groups if any(run.rows for run in group.runs)][:MOST_GROUPS]
   if not shown:
     return None
-  moving: list[_Figure] = []
-  still: list[_Figure] = []
-  for figure in _FIGURES:
-    if values := _values(shown, figure):
-      (moving if len(set(values)) > 1 else still).append(figure)
+  values = {figure.title: _values(shown, figure) for figure in _FIGURES}
+  moving = [figure for figure in _FIGURES if len({*values[figure.title]}) > 1]
+  still = [figure for figure in _FIGURES if len({*values[figure.title]}) == 1]
   charts = []
   for key, label in (("epoch", "epochs"), ("train_seconds", "seconds of training")):
     drawn = (_chart(shown, figure, key, label) for figure in moving)
     charts.append((key, label, [chart for chart in drawn if chart is not None]))
-  constant = [f"{figure.title}: {figure.show(_values(shown, figure)[0])}" for figure in still]
+  constant = [f"{figure.title}: {figure.show(values[figure.title][0])}" for figure in still]
   notes = []
   if any(len(group.runs) > 1 for group in shown):
     notes.append("Thick lines are means over seeds.")

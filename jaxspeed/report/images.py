@@ -52,21 +52,17 @@ def images(group: Group) -> tuple[RunData, Parts] | None:
   """The first run of a group that left some images, with its images; None without any."""
   for run in group.runs:
     if run.thumbnails is not None and run.predictions is not None:
-      parts = _parts(run, run.thumbnails, run.predictions)
+      wrong, right = _evaluated(run, run.thumbnails, run.predictions)
+      filters = [_picture(each, "a filter of the first layer") for each in run.thumbnails.filters]
+      seen = "as the model sees it in the last epoch"
+      parts = [
+        ("Highest loss", "label → prediction, its probability", wrong),
+        ("Correct, drawn at random", "prediction, its probability", right),
+        ("What augmentation makes of a batch", seen, _trained(run, run.thumbnails)),
+        ("Filters of the first layer", "grey is zero", filters),
+      ]
       return (run, parts) if any(pictures for *_, pictures in parts) else None
   return None
-
-
-def _parts(run: RunData, thumbnails: Thumbnails, predictions: Predictions) -> Parts:
-  wrong, right = _evaluated(run, thumbnails, predictions)
-  trained, seen = _trained(run, thumbnails), "as the model sees it in the last epoch"
-  filters = [_picture(each, "a filter of the first layer") for each in thumbnails.filters]
-  return [
-    ("Highest loss", "label → prediction, its probability", wrong),
-    ("Correct, drawn at random", "prediction, its probability", right),
-    ("What augmentation makes of a batch", seen, trained),
-    ("Filters of the first layer", "grey is zero", filters),
-  ]
 
 
 def _evaluated(
