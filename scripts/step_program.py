@@ -195,7 +195,8 @@ def compile_step(spec: TrainSpec, phase: Phase, *, steps: int = 1) -> StepProgra
   everywhere, parts = mesh_lib.replicated(spec.mesh), mesh_lib.sharded(spec.mesh)
   size, n = phase.image_size, spec.plan.train_images
   streams, kind = spec.config.data.feed == "stream", usual_kind(spec)
-  platform = "cpu" if spec.mesh.devices.flat[0].platform == "cpu" else "gpu"
+  device = spec.mesh.devices.flat[0]
+  platform = device.platform if device.platform in ("cpu", "tpu") else "gpu"
 
   def array(shape: tuple[int, ...], dtype: Any, sharding: Any = everywhere) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

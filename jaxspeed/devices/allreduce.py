@@ -117,7 +117,7 @@ def _sum_flat(leaves: Sequence[Array], dtype: Any) -> list[Array]:
 
 def compiler_options(platform: str, devices: int) -> dict[str, Any]:
   """XLA options for a training program that keep the groups apart and start them early."""
-  if devices == 1:
+  if devices == 1 or platform == "tpu":
     return {}
   if platform == "cpu":
     # This pass would merge all independent all-reduces, whatever their size.
@@ -136,15 +136,12 @@ def count(program: str) -> list[int]:
   """
   return [
     sum(
-      int(np.prod([int(n) for n in shape.split(",") if n])) * _bytes_of(kind)
+      int(np.prod([int(n) for n in shape.split(",") if n]))
+      * (1 if kind == "pred" else int(re.sub(r"\D", "", kind)) // 8)
       for kind, shape in _ARRAY.findall(result)
     )
     for result in _ALL_REDUCE.findall(program)
   ]
-
-
-def _bytes_of(kind: str) -> int:
-  return 1 if kind == "pred" else int(re.sub(r"\D", "", kind)) // 8
 
 
 def describe(program: str) -> str:

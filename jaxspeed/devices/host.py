@@ -1,10 +1,12 @@
-"""The host's CPUs, and its folder of compiled programs. Nothing here imports JAX."""
+"""The host's CPUs and TPUs, and its folder of compiled programs. Nothing here imports JAX."""
 
 import os
 import pathlib
 from collections.abc import Mapping
 
 DEFAULT_CACHE = "~/.cache/jaxspeed/programs"
+# Google on the PCI bus, and its TPUs v3, v4, v5p, v5e and v6e, as in JAX's hardware_utils.py.
+_TPUS = {f"0x1ae0 0x00{chip}" for chip in ("27", "5e", "62", "63", "6f")}
 
 
 def usable_cpus() -> int:
@@ -12,6 +14,12 @@ def usable_cpus() -> int:
   if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def has_tpu(bus: pathlib.Path = pathlib.Path("/sys/bus/pci/devices")) -> bool:
+  """Whether the host has TPUs, whatever JAX sees."""
+  files = ((vendor, vendor.with_name("device")) for vendor in bus.glob("*/vendor"))
+  return any(" ".join(file.read_text().strip() for file in pair) in _TPUS for pair in files)
 
 
 def program_folder(folder: str = "", environment: Mapping[str, str] = os.environ) -> pathlib.Path:

@@ -89,10 +89,9 @@ def keep_host_memory() -> None:
 
 def make_mesh(devices: int = 0) -> Mesh:
   """The mesh of the first `devices` devices (0: all) on the axis "data"."""
-  chosen = find_devices()[: devices or None]
-  return jax.make_mesh(
-    (len(chosen),), (AXIS,), devices=chosen, axis_types=(jax.sharding.AxisType.Auto,)
-  )
+  # Process after process, as they read batches; `jax.make_mesh` would follow the wires of a TPU.
+  ordered = sorted(find_devices(), key=lambda device: device.process_index)
+  return Mesh(np.array(ordered[: devices or None]), (AXIS,))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

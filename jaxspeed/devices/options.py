@@ -1,4 +1,4 @@
-"""Options of XLA for programs of one platform, "cpu" or "gpu"."""
+"""Options of XLA for programs of one platform, "cpu", "gpu" or "tpu"."""
 
 import functools
 import os

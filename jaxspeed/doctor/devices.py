@@ -7,13 +7,15 @@ from collections.abc import Iterator
 import pydantic
 from rich.filesize import decimal
 
+from jaxspeed.devices.host import has_tpu
 from jaxspeed.doctor import child, rules
 from jaxspeed.doctor.findings import Finding, figure, hint
 from jaxspeed.doctor.rules import Facts
 from jaxspeed.scaling.hardware import DEVICES
 
 # TFLOP/s of matrix products in half precision with sums in float32, and GB/s of memory, by a part
-# of the name; the first one that is found counts. Source: NVIDIA's data sheets.
+# of the name; the first one that is found counts. Sources: NVIDIA's data sheets,
+# `scaling.hardware`.
 _SHEETS: dict[str, tuple[float, float]] = {
   "H100 PCIe": (756, 2039),
   "H100 NVL": (835, 3938),
@@ -27,6 +29,16 @@ _SHEETS: dict[str, tuple[float, float]] = {
   "L4": (121, 300),
   "A10G": (70, 600),
   "T4": (65, 320),
+  **{
+    # JAX's names; "TPU v5" is in "TPU v5 lite".
+    name: (DEVICES[kind].tflops, DEVICES[kind].memory_gb_s)
+    for name, kind in (
+      ("TPU v4", "tpu_v4"),
+      ("TPU v5 lite", "tpu_v5e"),
+      ("TPU v5", "tpu_v5p"),
+      ("TPU v6 lite", "tpu_v6e"),
+    )
+  },
   **{kind.upper(): (device.tflops, device.memory_gb_s) for kind, device in DEVICES.items()},
 }
 # Seconds of the examination: imports take 3 to 10, finding devices up to 5, measuring 5.
@@ -47,7 +59,12 @@ def probe(precision: str = "") -> Facts:
     what = next((words for name, words in _STAGES.items() if name not in said), "")
     why = f" within {_SECONDS:.0f} s" if ended.code is None else f": {ended.reason}"
     said["unmeasured" if said.get("kinds") else "problem"] = what + why
-  said |= {"files": gpu_files(), "hangs": ended.code is None, "precision": precision}
+  said |= {
+    "files": gpu_files(),
+    "tpu": has_tpu(),
+    "hangs": ended.code is None,
+    "precision": precision,
+  }
   return pydantic.TypeAdapter(Facts).validate_python(said)
 
 
@@ -79,7 +96,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     plugins = [f"plugin for CUDA {cuda} {version}" for cuda, version in rules.plugins().items()]
     named = ", ".join([f"driver {facts.driver}", *plugins, *(f"cuDNN {each}" for each in cudnn)])
     yield Finding(named, facts={"driver": facts.driver})
-  elif not facts.is_there:
+  elif not facts.is_there and not facts.tpu:
     yield Finding("no NVIDIA GPU")
   yield from rules.broken(facts)
 

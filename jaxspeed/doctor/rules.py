@@ -44,6 +44,7 @@ class Facts:
     gpus: the GPUs that the driver lists.
     driver: the driver's version; "" if it does not answer.
     files: GPUs that /dev or the bus names.
+    tpu: whether the bus names TPUs.
     platform: "gpu", "cpu", ...; "" if JAX found no device.
     kinds: the kind of each device that JAX found.
     problem: why JAX found no device; "" if it did.
@@ -59,6 +60,7 @@ class Facts:
   gpus: tuple[Gpu, ...] = ()
   driver: str = ""
   files: tuple[str, ...] = ()
+  tpu: bool = False
   platform: str = ""
   kinds: tuple[str, ...] = ()
   problem: str = ""
@@ -141,6 +143,8 @@ def broken(facts: Facts) -> Iterator[Finding]:
     sees = f"found no device ({facts.problem})" if facts.problem else "sees only the CPU"
     why, line = _unseen(facts)
     yield mend(f"There is an NVIDIA GPU, but JAX {sees}: {why}.", line)
+  elif facts.tpu and facts.platform != "tpu" and "JAX_PLATFORMS" not in os.environ:
+    yield mend("There is a TPU, but JAX does not see it.", "pip install 'jaxspeed[tpu]'")
   elif facts.problem and not facts.complaints:
     line = "unset JAX_PLATFORMS" if "JAX_PLATFORMS" in os.environ else "pip install -U jax jaxlib"
     yield mend(f"JAX has no device: {facts.problem}", line)

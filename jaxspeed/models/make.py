@@ -38,9 +38,8 @@ def make_model(config: ConfigDict) -> nn.Module:
 
 def for_device(model: nn.Module, device: jax.Device) -> nn.Module:
   """The model with its layers in the form for a device, if its `layers` are "auto"."""
-  if getattr(model, "layers", None) != "auto":
-    return model
-  return model.clone(layers="plain" if device.platform == "tpu" else "fused")
+  form = "plain" if device.platform == "tpu" else "fused"
+  return model.clone(layers=form) if getattr(model, "layers", None) == "auto" else model
 
 
 def in_dtype(model: AnyModel, dtype: DTypeLike) -> AnyModel:

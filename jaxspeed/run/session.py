@@ -83,6 +83,8 @@ def train(
     if peers is not None:
       with clock.measure("connect"):
         processes.connect(peers, heartbeat_seconds=config.heartbeat_seconds)
+    elif hooks.call is None:
+      processes.connect_tpu_hosts(heartbeat_seconds=config.heartbeat_seconds)
     with clock.measure("devices"):
       mesh_lib.find_devices()
     screen = hooks.make_screen() if processes.is_primary() else Screen(silent_console())

@@ -1,7 +1,7 @@
 """The flags and the output of `jaxspeed.scaling`."""
 
-import dataclasses
 from collections.abc import Collection, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from absl import flags
@@ -82,25 +82,10 @@ def device_counts(texts: Sequence[str]) -> list[int]:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Flags:
-  """The command's flags; a value of 0 stands for the usual value."""
-
-  devices: flags.FlagHolder
-  device: flags.FlagHolder
-  step_ms: flags.FlagHolder
-  epochs: flags.FlagHolder
-  per_host: flags.FlagHolder
-  network: flags.FlagHolder
-  latency: flags.FlagHolder
-  in_flight: flags.FlagHolder
-  cores: flags.FlagHolder
-  price: flags.FlagHolder
-
-
-def define_flags() -> Flags:
+def define_flags() -> SimpleNamespace:
+  """Defines the command's flags; a value of 0 stands for the usual value."""
   number = flags.DEFINE_float
-  return Flags(
+  return SimpleNamespace(
     devices=flags.DEFINE_list("devices", ["8"], "Numbers of devices, separated by commas."),
     device=flags.DEFINE_enum("device", "v100", list(DEVICES), "The kind of device."),
     step_ms=number(
@@ -120,7 +105,7 @@ def define_flags() -> Flags:
   )
 
 
-def _cluster(given: Flags, plan: Plan, devices: int, work: Work) -> Cluster:
+def _cluster(given: SimpleNamespace, plan: Plan, devices: int, work: Work) -> Cluster:
   fields: dict[str, Any] = dict(
     per_host=given.per_host.value,
     in_flight=given.in_flight.value,
@@ -143,7 +128,7 @@ def _cluster(given: Flags, plan: Plan, devices: int, work: Work) -> Cluster:
   return cluster_of(device, **fields)
 
 
-def _plans(config: ConfigDict, given: Flags) -> list[tuple[int, Plan]]:
+def _plans(config: ConfigDict, given: SimpleNamespace) -> list[tuple[int, Plan]]:
   """Return each number of devices with the plan of a recipe on them."""
   if config.data.path:
     raise UserError(
@@ -159,7 +144,7 @@ def _plans(config: ConfigDict, given: Flags) -> list[tuple[int, Plan]]:
   return plans
 
 
-def _predictions(config: ConfigDict, given: Flags) -> Iterator[str]:
+def _predictions(config: ConfigDict, given: SimpleNamespace) -> Iterator[str]:
   """Yield the predictions of a recipe on each number of devices, as lines of text."""
   plans, device = _plans(config, given), DEVICES[given.device.value]
   first_devices, first_plan = plans[0]
@@ -184,7 +169,7 @@ def _predictions(config: ConfigDict, given: Flags) -> Iterator[str]:
     yield from describe(plan, prediction, memory, device.memory_gb)
 
 
-def run(config: ConfigDict | None, given: Flags, overridden: Collection[str]) -> None:
+def run(config: ConfigDict | None, given: SimpleNamespace, overridden: Collection[str]) -> None:
   """Print the predictions of a recipe on more devices."""
   if config is None:
     raise UserError("--config=FILE.py names the recipe.")

@@ -72,6 +72,15 @@ class Device:
   source: str
 
 
+# GB of memory, TFLOP/s in bfloat16, GB/s of memory, GB/s from a chip to all its neighbours, half
+# of what both directions have; of 256 v5e or v6e these are the all-reduce bandwidth of the pod.
+# Source: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e.
+TPUS = {
+  "v4": (32, 275, 1200, 300),
+  "v5e": (16, 197, 819, 200),
+  "v5p": (95, 459, 2765, 600),
+  "v6e": (32, 918, 1638, 400),
+}
 DEVICES = {
   "v100": Device(
     8322 / 8, 256, 32, 125, 900, 130, 3.125, TCP, 24.48 / 8,
@@ -87,6 +96,14 @@ DEVICES = {
     "the A100's times 3,350 / 2,039, the memory bandwidths of the data sheets, as no such rate is "
     "published and a step is bound by memory; 3,200 Gbit/s of p5.48xlarge",
   ),
+  **{
+    f"tpu_{kind}": Device(
+      16_621 / 8 * bandwidth / 2039, 256, memory, tflops, bandwidth, ici, 8 * ici, RDMA, 0,
+      f"the A100's times {bandwidth:,} / 2,039, the memory bandwidths, as for an H100: a bound by "
+      f"memory, not a measurement; links between chips of {ici} GB/s each way, also between hosts",
+    )
+    for kind, (memory, tflops, bandwidth, ici) in TPUS.items()
+  },
   "titan_rtx": Device(
     0.55 / 0.71 * 8322 / 8, 256, 24, 130, 672, 10, 1.25, TCP, 0,
     "0.55 / 0.71 of a V100 in half precision (Lambda, 2080 Ti benchmarks); PCIe 3",

@@ -48,6 +48,22 @@ def test_a_coordinator_that_cannot_be_reached_is_a_sentence(monkeypatch):
     processes_lib._resolve("nowhere", Peers("h:1", 8, 0, 1, 0, "a test"), patience=0.1)
 
 
+def test_hosts_of_a_tpu_find_each_other_by_themselves(monkeypatch):
+  started = []
+  monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+  monkeypatch.setattr(processes_lib, "_joined", None)
+  monkeypatch.setattr(processes_lib, "_exit_where_xla_aborts", lambda: None)
+  monkeypatch.setattr(jax.distributed, "initialize", lambda **options: started.append(options))
+  monkeypatch.setattr(jax, "process_count", lambda: 4)
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  monkeypatch.setattr(jax.config, "update", lambda *_: None)
+  for has_tpu in (False, True):
+    monkeypatch.setattr(processes_lib, "has_tpu", lambda has_tpu=has_tpu: has_tpu)
+    processes_lib.connect_tpu_hosts(heartbeat_seconds=10)
+    assert processes_lib.several() is has_tpu and processes_lib.is_primary() is not has_tpu
+  assert started == [{"heartbeat_timeout_seconds": 10}]
+
+
 def listening(port):
   """Local addresses at which somebody listens on a port, as /proc/net/tcp writes them."""
   found = set()

@@ -9,6 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 from tolerances import rounding
 
+from jaxspeed.data import augment as augment_module
 from jaxspeed.data.augment import (
   augment,
   crop_and_flip,
@@ -77,8 +78,10 @@ def positions(n, size):
   return np.broadcast_to(np.stack([rows, columns, rows], axis=-1), (n, size, size, 3))
 
 
+@pytest.mark.parametrize("form", ["_by_gather", "_by_products"])  # the second is a TPU's
 @pytest.mark.parametrize("flip", [False, True])
-def test_crop_and_flip_is_pad_slice_and_mirror_for_every_offset(flip):
+def test_crop_and_flip_is_pad_slice_and_mirror_for_every_offset(monkeypatch, flip, form):
+  monkeypatch.setattr(augment_module, "_by_gather", getattr(augment_module, form))
   offsets = list(itertools.product(range(-4, 5), repeat=2))
   assert len(offsets) == 81
   images = random_images(81, 9)

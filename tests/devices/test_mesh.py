@@ -1,6 +1,7 @@
 """The mesh of eight virtual CPU devices and arrays on it."""
 
 import ctypes
+import dataclasses
 import subprocess
 import sys
 from unittest import mock
@@ -88,6 +89,14 @@ def test_a_mesh_has_the_first_devices_on_one_axis(asked, expected):
   mesh = mesh_lib.make_mesh(asked)
   assert mesh.axis_names == (mesh_lib.AXIS,) and mesh.size == expected
   assert list(mesh.devices.flat) == jax.devices()[:expected]
+
+
+def test_a_mesh_goes_from_process_to_process_as_a_batch_does(monkeypatch):
+  # The numbers of a TPU's devices do not.
+  Chip = dataclasses.make_dataclass("Chip", ["id", "process_index"], frozen=True)
+  chips = [Chip(n, n // 2 % 2) for n in range(8)]
+  monkeypatch.setattr(mesh_lib, "find_devices", lambda: chips)
+  assert [chip.id for chip in mesh_lib.make_mesh().devices] == [0, 1, 4, 5, 2, 3, 6, 7]
 
 
 def test_replicated_arrays_are_whole_on_every_device():

@@ -13,6 +13,7 @@ from commands import ROOT
 from PIL import Image
 from recipes import get_config
 
+from jaxspeed.devices.host import has_tpu
 from jaxspeed.doctor import ceilings, child, decode, devices, forecast, machine, rules
 from jaxspeed.doctor.rules import Facts
 from jaxspeed.errors import UserError
@@ -69,12 +70,17 @@ def test_gpus_by_their_files(tmp_path):
     ("0000:00:01.0", "0x10de", "0x040300"),  # a GPU's sound
     ("0000:00:02.0", "0x10de", "0x030200"),
     ("0000:00:03.0", "0x1af4", "0x030000"),
+    ("0000:00:04.0", "0x1ae0", "0x120000"),  # a TPU v5e
   ):
     folder = tmp_path / "sys/bus/pci/devices" / name
     folder.mkdir(parents=True)
     (folder / "vendor").write_text(f"{vendor}\n")
     (folder / "class").write_text(f"{kind}\n")
+    (folder / "device").write_text("0x0063\n")
   assert devices.gpu_files(tmp_path) == ("/sys/bus/pci/devices/0000:00:02.0",)
+  assert has_tpu(folder.parent)
+  (folder / "device").write_text("0x0042\n")  # Google's network
+  assert not has_tpu(folder.parent)
   (tmp_path / "dev").mkdir()
   for name in ("nvidia0", "nvidiactl", "null"):
     (tmp_path / "dev" / name).touch()
@@ -125,6 +131,14 @@ def test_ceilings_beside_the_data_sheet():
     "NVIDIA H100 80GB HBM3: 800 TFLOP/s in bfloat16 (81% of the data sheet), 2,900 GB/s of memory "
     "(87% of the data sheet)"
   )
+  assert [
+    devices.sheet_of(name) for name in ("TPU v4", "TPU v5 lite", "TPU v5", "TPU v6 lite")
+  ] == [
+    (275, 1200),
+    (197, 819),
+    (459, 2765),
+    (918, 1638),
+  ]
   (found,) = devices.check_ceilings(ON_CPU)
   assert found.what == "cpu: 0.2 TFLOP/s in float32, 20 GB/s of memory"
   slow = dataclasses.replace(ON_H100, ceilings=(H100 | {"tflops": 300.0},))

@@ -50,6 +50,7 @@ def packages(monkeypatch):
   [
     (CUDA_13, GOOD),
     (BARE, NOTHING),
+    (BARE, Facts(platform="tpu", tpu=True)),
     (CUDA_13, NOTHING),
     (CUDA_12 | {"nvidia-cudnn-cu12": "9.10.2.21"}, OLD),
     (CUDA_12 | {"nvidia-cudnn-cu12": "9.8"}, OLD),
@@ -82,6 +83,7 @@ def test_a_machine_whose_parts_fit_has_nothing_to_mend(packages, there, facts):
       CUDA_13, gpus(H100, driver="470.82"), "driver 580",
       "sudo apt-get install nvidia-driver-580",
     ),
+    (BARE, but(NOTHING, tpu=True), "There is a TPU", "pip install 'jaxspeed[tpu]'"),
     (BARE, ON_CPU, "JAX sees only the CPU: no plugin", "pip install 'jaxspeed[cuda13]'"),
     (BARE, but(ON_CPU, driver="550.1"), "no plugin", "pip install 'jaxspeed[cuda12]'"),
     (BARE, but(OLD, platform="cpu"), "no plugin", "pip install 'jaxspeed[volta]'"),

@@ -29,6 +29,9 @@ pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
 Wide = functools.partial(Airbench, widths=(8, 16, 16), dtype=jnp.float64)
 Nine = functools.partial(ResNet9, width=8, dtype=jnp.float64)
+WHITENED = dict(
+  pool_position="before_norm", activation="celu", celu_alpha=0.3, whiten=True, head_scale=1 / 16
+)
 NETS = {
   "airbench94": Wide(),
   "hiverge": Wide(activation="silu", head_unit_std=True, head_scale=1 / 16, norm_momentum=0.5566),
@@ -36,9 +39,9 @@ NETS = {
   "hlb": Wide(widths=(8, 16, 32), whiten_bias="none", init_method="dirac_added"),
   "resnet9": Nine(),
   "resnet9_pool_before_activation": Nine(pool_position="before_activation"),
-  "resnet9_whitened_celu": Nine(
-    pool_position="before_norm", activation="celu", celu_alpha=0.3, whiten=True, head_scale=1 / 16
-  ),
+  "resnet9_whitened_celu": Nine(**WHITENED),
+  "airbench96 in plain layers": Wide(widths=(8, 16, 16), depth=3, layers="plain"),
+  "resnet9 in plain layers": Nine(**WHITENED, layers="plain"),
 }
 
 

@@ -30,6 +30,7 @@ def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange()
     "xla_gpu_autotune_level": "0",
     "xla_gpu_x": True,
   }
+  assert job.compiler_options("tpu").keys() == {option.partition("=")[0] for option in options}
   with pytest.raises(UserError, match="compiler_options: XLA says: .*'xla_gpu_x'"):
     compile_programs(job)
   with pytest.raises(UserError, match=r"compiler_options=\('xla_gpu_x',\): .*NAME=VALUE"):

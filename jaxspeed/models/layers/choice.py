@@ -1,25 +1,14 @@
 """The choice between a layer's fused form and its plain one (`plain.py`), for a model at once."""
 
-import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 Layers = Literal["auto", "fused", "plain"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_plain = contextvars.ContextVar("plain", default=False)
-
-
-@contextlib.contextmanager
-def layers_in(form: Layers) -> Iterator[None]:
-  """A block that computes layers in a form; "auto" is "fused" (`models.make.for_device`)."""
-  token = _plain.set(form == "plain")
-  try:
-    yield
-  finally:
-    _plain.reset(token)
+FORM = contextvars.ContextVar[Layers]("layers", default="fused")  # of what is traced now
 
 
 def or_plain(plain: Callable[..., Any]) -> Callable[[_Function], _Function]:
@@ -28,7 +17,7 @@ def or_plain(plain: Callable[..., Any]) -> Callable[[_Function], _Function]:
   def decorate(fused: _Function) -> _Function:
     @functools.wraps(fused)
     def either(*args: Any, **kwargs: Any) -> Any:
-      return (plain if _plain.get() else fused)(*args, **kwargs)
+      return (plain if FORM.get() == "plain" else fused)(*args, **kwargs)
 
     for define in ("defjvp", "defvjp"):  # of the fused form's derivative
       if hasattr(fused, define):
@@ -39,11 +28,14 @@ def or_plain(plain: Callable[..., Any]) -> Callable[[_Function], _Function]:
 
 
 def with_layers(call: _Function) -> _Function:
-  """A decorator of a model's `__call__`, for the form in the model's field `layers`."""
+  """A decorator of a model's `__call__`, for the form in `layers`; "auto" is fused here."""
 
   @functools.wraps(call)
   def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
-    with layers_in(self.layers):
+    token = FORM.set(self.layers)
+    try:
       return call(self, *args, **kwargs)
+    finally:
+      FORM.reset(token)
 
   return chosen  # type: ignore[return-value]

@@ -220,18 +220,9 @@ class NormReluMaxPool(BatchNorm):
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
-    scale, bias, running_mean, running_var = self._variables(x.shape[-1], x.dtype)
     if self.use_running_average:
-      factor, offset = self._affine(scale, bias, running_mean, running_var)
-      y = relu(x.astype(accumulation(x.dtype)) * factor + offset)
-      return max_pool_3x3(y.astype(x.dtype))
-    self._check(x.shape[0])
-    y, mean, var = _norm_relu_max_pool(x, scale, bias, self.splits, self.epsilon)
-    self._update(running_mean, running_var, mean, var, x.size // mean.size)
-    return y
-
-
-_WINDOW = (2, 2)
+      return max_pool_3x3(self._evaluated(x, relu))
+    return self._trained(_norm_relu_max_pool, x, x.shape)
 
 
 @or_plain(plain.max_pool_norm)
@@ -243,7 +234,7 @@ def _max_pool_norm(x, scale, bias, splits, epsilon, activation):
 
 def _max_pool_norm_forward(x, scale, bias, splits, epsilon, activation):
   with jax.named_scope("pool"):
-    best, (place, sides) = max_pool_forward(x, _WINDOW)
+    best, (place, sides) = max_pool_forward(x, (2, 2))
     best, place = recompute(best, place)
   results, kept = normalize_forward(best, scale, bias, splits, epsilon, activation)
   return results, (kept, (place, sides))
@@ -260,7 +251,7 @@ def _max_pool_norm_backward(splits, epsilon, activation, residuals, cotangents):
   grad_x = input_gradient(best, grad, kept, sums, splits, activation, count)
   with jax.named_scope("pool"):
     n, rows, columns, c = kept[0].shape
-    grad_x = at_maxima(grad_x.reshape(n, rows, 2, columns, 2, c), places, _WINDOW)
+    grad_x = at_maxima(grad_x.reshape(n, rows, 2, columns, 2, c), places, (2, 2))
   return grad_x, sums[1].sum(axis=0), sums[0].sum(axis=0)
 
 
@@ -284,12 +275,7 @@ class MaxPoolNorm(BatchNorm):
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
-    scale, bias, running_mean, running_var = self._variables(x.shape[-1], x.dtype)
     if self.use_running_average:
-      factor, offset = self._affine(scale, bias, running_mean, running_var)
-      y = max_pool(x, 2).astype(accumulation(x.dtype)) * factor + offset
-      return (y if self.activation is None else self.activation(y)).astype(x.dtype)
-    self._check(x.shape[0])
-    y, mean, var = _max_pool_norm(x, scale, bias, self.splits, self.epsilon, self.activation)
-    self._update(running_mean, running_var, mean, var, y.size // mean.size)
-    return y
+      return self._evaluated(max_pool(x, 2), self.activation)
+    n, h, w, _ = x.shape
+    return self._trained(_max_pool_norm, x, (n, h // 2, w // 2), self.activation)

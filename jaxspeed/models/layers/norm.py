@@ -1,6 +1,7 @@
 """Batch norm with the activation after it, optionally in ghost batches."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -163,13 +164,6 @@ class BatchNorm(nn.Module):
   train_scale: bool = True
   scale_init: nn.initializers.Initializer = nn.initializers.ones_init()
 
-  def _check(self, images):
-    if images % self.splits:
-      raise UserError(
-        f"ghost batch norm: the batch of one device, {images}, does not divide into "
-        f"{self.splits} ghost batches; choose a multiple of {self.splits}"
-      )
-
   def _variables(self, channels, dtype):
     """Return scale, bias, running mean and running variance for maps in `dtype`."""
     masters = accumulation(dtype)
@@ -186,6 +180,24 @@ class BatchNorm(nn.Module):
     """Return the factor and the offset that evaluation uses."""
     factor = scale * lax.rsqrt(running_var.value + self.epsilon)
     return factor, bias - running_mean.value * factor
+
+  def _evaluated(self, x, activation):
+    """The norm of a map with the running statistics, and its activation."""
+    factor, offset = self._affine(*self._variables(x.shape[-1], x.dtype))
+    y = x.astype(accumulation(x.dtype)) * factor + offset
+    return _activate(y, activation).astype(x.dtype)
+
+  def _trained(self, function, x, normalized, *static):
+    """The result of a fused norm, whose statistics are of a map of the shape `normalized`."""
+    scale, bias, running_mean, running_var = self._variables(x.shape[-1], x.dtype)
+    if x.shape[0] % self.splits:
+      raise UserError(
+        f"ghost batch norm: the batch of one device, {x.shape[0]}, does not divide into "
+        f"{self.splits} ghost batches; choose a multiple of {self.splits}"
+      )
+    y, mean, var = function(x, scale, bias, self.splits, self.epsilon, *static)
+    self._update(running_mean, running_var, mean, var, math.prod(normalized[:3]) // self.splits)
+    return y
 
   def _update(self, running_mean, running_var, mean, var, count):
     if not self.is_initializing():
@@ -222,15 +234,6 @@ class Norm(BatchNorm):
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
-    variables = self._variables(x.shape[-1], x.dtype)
     if self.use_running_average:
-      factor, offset = self._affine(*variables)
-      y = x.astype(accumulation(x.dtype)) * factor + offset
-      return add_border(_activate(y, self.activation).astype(x.dtype), self.border)
-
-    self._check(x.shape[0])
-    scale, bias, running_mean, running_var = variables
-    static = self.splits, self.epsilon, self.activation, self.border
-    y, mean, var = _norm(x, scale, bias, *static)
-    self._update(running_mean, running_var, mean, var, x.size // mean.size)
-    return y
+      return add_border(self._evaluated(x, self.activation), self.border)
+    return self._trained(_norm, x, x.shape, self.activation, self.border)

@@ -20,13 +20,9 @@ def _whiten(x, kernel, padding):
   return lax.platform_dependent(
     x,
     kernel,
-    cpu=functools.partial(_whiten_on_cpu, padding=padding),
+    cpu=lambda x, kernel: convolve_in_loops(x, kernel.astype(x.dtype), 1, padding),
     default=functools.partial(_sum_of_products, padding=padding),
   )
-
-
-def _whiten_on_cpu(x, kernel, padding):
-  return convolve_in_loops(x, kernel.astype(x.dtype), 1, padding)
 
 
 def _sum_of_products(x, kernel, padding):

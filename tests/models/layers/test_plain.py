@@ -12,7 +12,7 @@ from tolerances import assert_equal
 
 from jaxspeed.models import airbench
 from jaxspeed.models.layers import activations, border, conv, fused_norm, norm, pool, whiten
-from jaxspeed.models.layers.choice import layers_in
+from jaxspeed.models.layers.choice import FORM
 from jaxspeed.models.make import for_device
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.models.resnet9 import ResNet9
@@ -84,8 +84,9 @@ def test_a_layer_and_its_gradients_are_those_of_its_plain_form(name):
 
   def results(form):
     def separated(*arrays):
-      with layers_in(form):
-        found = function(*arrays)
+      token = FORM.set(form)
+      found = function(*arrays)
+      FORM.reset(token)
       return (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
 
     @jax.jit
