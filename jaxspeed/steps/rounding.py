@@ -21,7 +21,8 @@ def hoist_casts(
   A loop that carries the rounded parameters computes the same numbers, and the kernel that updates
   a parameter also rounds it: cifar10.py on an H100 has 125 kernels a step if each step rounds its
   own (results/h100_step.json). A cast inside a part of the step, such as a micro-batch's loop,
-  stays there.
+  stays there. Labels of parameters do not say which to round: of ResNet-50's kernels 33 of 53,
+  since some layers compute with theirs in float32 too, and a ViT's biases as well.
 
   Args:
     step: from a carry to the next one and a loss.
