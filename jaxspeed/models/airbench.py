@@ -15,12 +15,18 @@ from jaxtyping import Array, Float
 from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, gelu
-from jaxspeed.models.layers.border import add_border, border_before_pool
-from jaxspeed.models.layers.choice import Layers, with_layers
-from jaxspeed.models.layers.conv import Conv, conv_init, dense_init, uniform_init
+from jaxspeed.models.layers.conv import (
+  Conv,
+  add_border,
+  border_before_pool,
+  conv_init,
+  dense_init,
+  uniform_init,
+)
 from jaxspeed.models.layers.fused_norm import MaxPoolNorm
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
+from jaxspeed.models.layers.plain import Layers, with_layers
 from jaxspeed.models.layers.pool import global_max_pool
 from jaxspeed.models.layers.whiten import Whiten, init_whitening
 

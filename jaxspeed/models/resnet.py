@@ -20,12 +20,11 @@ from jaxtyping import Array, Float, PyTree
 from jaxspeed.config import kinds, registry
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import add_relu, relu
-from jaxspeed.models.layers.border import add_border, border_before_stride
-from jaxspeed.models.layers.choice import Layers, with_layers
-from jaxspeed.models.layers.conv import Conv, uniform_init
+from jaxspeed.models.layers.conv import Conv, add_border, border_before_stride, uniform_init
 from jaxspeed.models.layers.fused_norm import Conv1x1Kernel, Conv1x1Norm, NormReluMaxPool
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
+from jaxspeed.models.layers.plain import Layers, with_layers
 from jaxspeed.models.layers.pool import blur_pool, with_strided
 
 # Blocks in each of the four stages; with 50 layers or more they are bottlenecks.

@@ -14,10 +14,10 @@ from jaxspeed.config import kinds, registry
 from jaxspeed.config.conditions import only
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, celu
-from jaxspeed.models.layers.choice import Layers, with_layers
 from jaxspeed.models.layers.conv import Conv, dense_init
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
+from jaxspeed.models.layers.plain import Layers, with_layers
 from jaxspeed.models.layers.pool import global_max_pool, max_pool
 from jaxspeed.models.layers.whiten import Whiten, init_whitening
 

@@ -62,10 +62,10 @@ def lines_of_a_step(layers: str) -> dict[str, int]:
   return {str(pathlib.Path(file).relative_to(PACKAGE)): len(executed[file]) for file in executed}
 
 
-def test_a_step_is_found_in_few_files_and_seven_hundred_lines():
+def test_a_step_is_found_in_twelve_files_and_seven_hundred_lines():
   found = lines_of_a_step("plain")
   assert "steps/train_step.py" in found and "models/layers/plain.py" in found
-  assert len(found) <= 14 and sum(found.values()) <= 700, found
+  assert len(found) <= 12 and sum(found.values()) <= 700, found
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxspeed.models.layers import plain
-from jaxspeed.models.layers.choice import or_plain
+from jaxspeed.models.layers.plain import or_plain
 
 Activation = Callable[[Array], Array]
 

@@ -12,7 +12,6 @@ from jaxtyping import Array, Float
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers import plain
 from jaxspeed.models.layers.activations import Activation, recompute, relu, where_positive
-from jaxspeed.models.layers.choice import or_plain
 from jaxspeed.models.layers.conv import conv_init, convolve
 from jaxspeed.models.layers.norm import (
   BatchNorm,
@@ -22,6 +21,7 @@ from jaxspeed.models.layers.norm import (
   normalize_forward,
   two_sums,
 )
+from jaxspeed.models.layers.plain import or_plain
 from jaxspeed.models.layers.pool import (
   NOWHERE,
   at_maxima,

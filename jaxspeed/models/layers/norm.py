@@ -13,8 +13,8 @@ from jaxspeed.devices.precision import accumulation
 from jaxspeed.errors import UserError
 from jaxspeed.models.layers import plain
 from jaxspeed.models.layers.activations import Activation, recompute, relu
-from jaxspeed.models.layers.border import Border, add_border, drop_border
-from jaxspeed.models.layers.choice import or_plain
+from jaxspeed.models.layers.conv import Border, add_border, drop_border
+from jaxspeed.models.layers.plain import or_plain
 
 
 def ghosts(x, splits):

@@ -1,12 +1,15 @@
 """Every layer of the speed recipes in plain JAX, which derives the gradients.
 
 The fused forms in the other files compute the same, with the same arguments, in fewer passes over
-memory; `config.model.layers` chooses. SiLU, linear layers and vision transformers have one form.
-Maps are [n, h, w, c], kernels [o, h, w, i], sums in the `accumulation` dtype, and what a layer
-returns is rounded to the dtype of its input.
+memory; `config.model.layers` chooses (`or_plain`). SiLU, linear layers and vision transformers have
+one form. Maps are [n, h, w, c], kernels [o, h, w, i], sums in the `accumulation` dtype, and what a
+layer returns is rounded to the dtype of its input.
 """
 
+import contextvars
 import functools
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -107,3 +110,39 @@ def conv1x1_norm(x, kernel, scale, bias, shortcut, epsilon, conv_fusion=False):
   """A 1x1 convolution and its norm; with a shortcut, its sum and a ReLU."""
   y, mean, var = norm(convolve(x, kernel.astype(x.dtype), 1, 0), scale, bias, 1, epsilon)
   return (y if shortcut is None else add_relu(y, shortcut)), mean, var
+
+
+Layers = Literal["auto", "fused", "plain"]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+FORM = contextvars.ContextVar[Layers]("layers", default="fused")  # of what is traced now
+
+
+def or_plain(plain: Callable[..., Any]) -> Callable[[_Function], _Function]:
+  """A decorator of a fused layer, for `plain` with the same arguments in place of it."""
+
+  def decorate(fused: _Function) -> _Function:
+    @functools.wraps(fused)
+    def either(*args: Any, **kwargs: Any) -> Any:
+      return (plain if FORM.get() == "plain" else fused)(*args, **kwargs)
+
+    for define in ("defjvp", "defvjp"):  # of the fused form's derivative
+      if hasattr(fused, define):
+        setattr(either, define, getattr(fused, define))
+    return either  # type: ignore[return-value]
+
+  return decorate
+
+
+def with_layers(call: _Function) -> _Function:
+  """A decorator of a model's `__call__`, for the form in `layers`; "auto" is fused here."""
+
+  @functools.wraps(call)
+  def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
+    token = FORM.set(self.layers)
+    try:
+      return call(self, *args, **kwargs)
+    finally:
+      FORM.reset(token)
+
+  return chosen  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers import plain
 from jaxspeed.models.layers.activations import recompute
-from jaxspeed.models.layers.choice import or_plain
+from jaxspeed.models.layers.plain import or_plain
 
 # Positions that one byte can encode.
 _BYTE = 256

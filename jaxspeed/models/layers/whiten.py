@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers import plain
-from jaxspeed.models.layers.choice import or_plain
 from jaxspeed.models.layers.conv import conv_init, convolve_in_loops
+from jaxspeed.models.layers.plain import or_plain
 
 
 @or_plain(plain.whiten)

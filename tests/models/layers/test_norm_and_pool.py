@@ -10,8 +10,7 @@ from tolerances import assert_close, assert_equal
 
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import gelu
-from jaxspeed.models.layers.border import add_border, border_before_pool, drop_border
-from jaxspeed.models.layers.conv import Conv
+from jaxspeed.models.layers.conv import Conv, add_border, border_before_pool, drop_border
 from jaxspeed.models.layers.fused_norm import MaxPoolNorm
 from jaxspeed.models.layers.norm import Norm, _sums_of_parts, gradient_sums, normalize_forward
 from jaxspeed.models.layers.pool import max_pool

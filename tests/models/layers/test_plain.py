@@ -12,7 +12,7 @@ from tolerances import assert_equal
 
 from jaxspeed.models import airbench
 from jaxspeed.models.layers import activations, border, conv, fused_norm, norm, pool, whiten
-from jaxspeed.models.layers.choice import FORM
+from jaxspeed.models.layers.plain import FORM
 from jaxspeed.models.make import for_device
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.models.resnet9 import ResNet9
