@@ -11,7 +11,7 @@ import pytest
 from tolerances import assert_equal
 
 from jaxspeed.models import airbench
-from jaxspeed.models.layers import activations, border, conv, fused_norm, norm, pool, whiten
+from jaxspeed.models.layers import activations, conv, fused_norm, norm, pool, whiten
 from jaxspeed.models.layers.plain import FORM
 from jaxspeed.models.make import for_device
 from jaxspeed.models.resnet import ResNet
@@ -40,7 +40,7 @@ CASES = {
   "relu": (activations.relu, MAPS),
   "gelu": (activations.gelu, MAPS),
   "add, relu": (activations.add_relu, MAPS, SHORTCUT),
-  "border": (lambda x: border.add_border(x, ((1, 0), (1, 1))), MAPS),
+  "border": (lambda x: conv.add_border(x, ((1, 0), (1, 1))), MAPS),
   "max pool": (lambda x: pool.max_pool(x, 2), MAPS),
   "max pool 3x3": (pool.max_pool_3x3, MAPS),
   "global max pool": (pool.global_max_pool, MAPS),
