@@ -35,6 +35,8 @@ write_config() {
   # proctrack/linuxproc, task/none: the cgroup plugins want cgroups that containers do not have.
   # config_overrides: nodes may have more processors than the machine.
   # KillWait: seconds between SIGTERM and SIGKILL, the time in which a run saves.
+  # UnkillableStepTimeout: a step that ends while the controller is away retries for a minute and
+  # more to say so; by then a node would be drained, as of a task that cannot be killed.
   # SchedulerParameters: jobs start at once, not at the next of the rounds a minute apart.
   # GraceTime: a job that is pushed out has these seconds from SIGTERM on.
   cat >"$SLURM_CONF" <<EOF
@@ -65,6 +67,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 KillWait=15
+UnkillableStepTimeout=300
 SlurmdTimeout=10
 ReturnToService=2
 AccountingStorageType=accounting_storage/none
