@@ -140,7 +140,7 @@ def count(program: str) -> list[int]:
       * (1 if kind == "pred" else int(re.sub(r"\D", "", kind)) // 8)
       for kind, shape in _ARRAY.findall(result)
     )
-    for result in _ALL_REDUCE.findall(program)
+    for result in _ALL_REDUCE.findall(program.replace("/*index=", "/*"))  # = in long tuples
   ]
 
 

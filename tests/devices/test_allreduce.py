@@ -63,7 +63,7 @@ def test_sums_are_those_of_the_devices(group_mb, dtype):
 
 HLO = """
   %all-reduce.1 = f32[1024,3]{1,0} all-reduce(%x), channel_id=1, replica_groups={{0,1}}
-  %start = (f32[10]{0}, bf16[4,2]{1,0}) all-reduce-start(%a, %b), channel_id=2
+  %start = (f32[10]{0}, /*index=1*/bf16[4,2]{1,0}) all-reduce-start(%a, %b), channel_id=2
   %done = (f32[10]{0}, bf16[4,2]{1,0}) all-reduce-done(%start)
   ROOT %s = s32[]{:T(128)} all-reduce(%n), to_apply=%add
   %get = f32[10]{0} get-tuple-element(%start), index=0
