@@ -1,5 +1,7 @@
 """Configs as a run's folder stores them: JSON, leaves, and the differences between two."""
 
+import functools
+import logging
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +64,8 @@ def save(config: ConfigDict, path: pathlib.Path, *, sync: bool = True) -> None:
 def load(path: pathlib.Path) -> ConfigDict:
   """Reads and checks a config that `save` wrote.
 
-  Fields that were added since take their default, and those that were renamed keep their values.
+  Fields that were added since take their default, which a line says; those that were renamed keep
+  their values.
 
   Raises:
     UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
@@ -87,7 +90,20 @@ def load(path: pathlib.Path) -> ConfigDict:
     for old in field.also if isinstance(held, dict) else ():
       if old in held:
         held[last] = held.pop(old)
-  return checks.checked(loaded | {"compile_cache": ""}, source=str(path))
+  config = checks.checked(loaded | {"compile_cache": ""}, source=str(path))
+  there = {"compile_cache", *dict(leaves(loaded))}
+  defaults = [
+    f"config.{name}={value!r}"
+    for name, value in leaves(config)
+    if name not in there and not name.startswith("given.")
+  ]
+  if defaults:
+    _warn(f"{path} is of an earlier version: the defaults hold for {listed(defaults)}.")
+  return config
+
+
+# Once a process, which may read a config several times.
+_warn = functools.cache(logging.getLogger("jaxspeed").warning)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -68,13 +68,15 @@ def test_the_folder_of_compiled_programs_is_neither_stored_nor_believed(tmp_path
   assert stored.load(path).compile_cache == ""
 
 
-def test_a_run_of_an_earlier_version_gets_the_defaults_of_new_fields(tmp_path):
+def test_a_run_of_an_earlier_version_gets_the_defaults_of_new_fields(tmp_path, caplog):
   path = tmp_path / "config.json"
-  stored.save(get_config("quickstart"), path)
+  stored.save(checks.checked(get_config("quickstart")), path)
   content = json.loads(path.read_text())
-  del content["patience"], content["average"]["every"], content["proxy"]
+  del content["patience"], content["model"]["layers"], content["average"]["every"]
   path.write_text(json.dumps(content))
   assert stored.load(path) == checks.checked(get_config("quickstart"))
+  added = "config.average.every=1; config.model.layers='auto'; config.patience=0"
+  assert f"{path} is of an earlier version: the defaults hold for {added}." in caplog.messages
 
 
 def test_a_field_that_was_renamed_keeps_its_value_and_is_refused_by_its_old_name(tmp_path):
