@@ -17,8 +17,9 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import write_atomically
 
 INFO = "dataset_info.json"
+_LABELS = "label.labels.txt"
 # What training needs besides the shards; the last two may be missing.
-_SMALL = (INFO, "label.labels.txt", ".jaxspeed/images.npz")
+_SMALL = (INFO, _LABELS, ".jaxspeed/images.npz")
 # Seconds before each further attempt to read or write; the libraries try several times themselves.
 _PAUSES = (1.0, 5.0)
 
@@ -70,7 +71,9 @@ def fetch_about(url: str, cache: pathlib.Path) -> pathlib.Path:
 
 
 def upload(folder: pathlib.Path, url: str, *, show: Callable[[int, int], None]) -> None:
-  """Write a set of shards to a bucket: those that are not there yet, then what describes the set.
+  """Write a set of shards to a bucket; its description goes first and comes back last.
+
+  Until then nothing trains on a mixture of two uploads.
 
   Args:
     folder: the set.
@@ -78,28 +81,23 @@ def upload(folder: pathlib.Path, url: str, *, show: Callable[[int, int], None]) 
     show: called with the number of files done and the total.
 
   Raises:
-    UserError: it cannot be written.
+    UserError: it cannot be written, or a set with other classes is there.
   """
   shards = sorted(path.name for path in folder.glob("*.tfrecord-*"))
   names = [*shards, "features.json", *reversed(_SMALL)]
+  other = False
   with _sentence(url, "written"):
     files, root = _files(url)
-    for number, name in enumerate(names):
-      source, target = folder / name, f"{root}/{name}"
-      if not (name in shards and _is_there(files, target, source)):
-        _again(functools.partial(files.put_file, str(source), target))
-      show(number + 1, len(names))
-
-
-def _is_there(files: Any, target: str, source: pathlib.Path) -> bool:
-  """Return whether a file was uploaded after it was written, and whole."""
-  stat = source.stat()
-  try:
-    files.invalidate_cache(target.rpartition("/")[0])
-    same_size = files.info(target)["size"] == stat.st_size
-    return same_size and files.modified(target).timestamp() >= int(stat.st_ctime)  # whole seconds
-  except FileNotFoundError:
-    return False
+    with contextlib.suppress(FileNotFoundError):
+      other = files.cat_file(f"{root}/{_LABELS}") != (folder / _LABELS).read_bytes()
+    if not other:
+      with contextlib.suppress(FileNotFoundError):
+        files.rm_file(f"{root}/{INFO}")
+      for number, name in enumerate(names):
+        _again(functools.partial(files.put_file, str(folder / name), f"{root}/{name}"))
+        show(number + 1, len(names))
+  if other:
+    raise UserError(f"{url} holds a data set with other classes: name another address.")
 
 
 def _files(url: str) -> tuple[Any, str]:

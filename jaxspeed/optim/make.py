@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import optax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
@@ -13,10 +14,12 @@ from jaxspeed.optim.adamw import adamw
 from jaxspeed.optim.groups import LABELS, for_lars
 from jaxspeed.optim.lars import lars
 from jaxspeed.optim.muon import muon
-from jaxspeed.optim.own import check_transformation
+from jaxspeed.optim.own import APART, check_transformation
 from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate, sgd
 
 _Transforms = dict[str, optax.GradientTransformation]
+# The label of all that one transformation of the user's own trains.
+ALONE = "alone"
 
 
 class Group(NamedTuple):
@@ -66,7 +69,8 @@ def groups_of(config: ConfigDict, own: Iterable[str] = ()) -> dict[str, Group]:
     groups |= dict.fromkeys(("scale", "bias", "head_bias"), Group("momentum"))
     groups["kernel"] = Group("lars", 1.0, decay)
   groups["embedding"] = groups["scale"]
-  return groups | {label: Group(fields.name, 1.0, None) for label in own}
+  labels = groups.keys() - APART if ALONE in own else own
+  return groups | {label: Group(fields.name, 1.0, None) for label in labels}
 
 
 def make_optimizer(
@@ -91,7 +95,10 @@ def make_optimizer(
     raise UserError(f"config.optimizer.name={name!r}: choose one of sgd, muon, lars, adamw.")
   transforms = {label: _transform(config, group) for label, group in groups_of(config).items()}
   if own and name in own:
-    transforms |= own_transforms(config, own, labels)
+    made = own_transforms(config, own, labels)
+    transforms |= made
+    if ALONE in made:
+      labels = jax.tree.map(lambda label: label if label in APART else ALONE, labels)
   if name == "lars":
     labels = for_lars(labels)
   return optax.partition(transforms, labels)
@@ -151,12 +158,16 @@ def _lars(config: ConfigDict, momentum: float | None) -> optax.GradientTransform
 def own_transforms(
   config: ConfigDict, own: Mapping[str, Callable[..., Any]], labels: PyTree | None = None
 ) -> _Transforms:
-  """The transformations of an optimizer of the user's own, each with the plan's learning rate."""
+  """The transformations of an optimizer of the user's own, each with the plan's learning rate.
+
+  One transformation sees all parameters at once, so that a norm over all gradients is one; what is
+  frozen, and the whitening bias with its own learning rate, stay as they are.
+  """
   name = config.optimizer.name
   made = own[name](config.optimizer)
   if not isinstance(made, Mapping):
-    # What is frozen, and the whitening bias with its own learning rate, stay as they are.
-    made = {label: made for label in LABELS if label not in ("whiten_bias", "frozen")}
+    check_transformation(made, f"the optimizer {name!r}", labels)
+    return {ALONE: optax.chain(made, scale_by_rate())}
   for label, transform in made.items():
     if label not in LABELS:
       raise UserError(

@@ -12,7 +12,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate
 
 # Labels of parameters that have a rate of their own, or none.
-_APART = ("whiten_bias", "frozen")
+APART = ("whiten_bias", "frozen")
 
 
 def check_transformation(
@@ -67,7 +67,7 @@ def own_optimizer(
     labels: the labels of the parameters (`groups.labels_of`).
   """
   check_transformation(optimizer, labels=labels)
-  labels = jax.tree.map(lambda label: label if label in _APART else "trained", labels)
+  labels = jax.tree.map(lambda label: label if label in APART else "trained", labels)
   own = optax.chain(optax.with_extra_args_support(optimizer), scale_by_rate())
   bias = optax.set_to_zero()
   if config.whitening.bias_epochs:

@@ -104,8 +104,6 @@ def test_what_python_assigns_to_a_config_is_checked():
     config.epoch = 3
   with pytest.raises(jaxspeed.UserError, match="no field clases: did you mean data.classes"):
     config.data.clases = 3
-  with pytest.raises(jaxspeed.UserError, match="config.epochs=True: it must be a number"):
-    config.epochs = True
 
 
 def test_every_shipped_recipe_is_found_by_name():
@@ -130,7 +128,7 @@ def test_a_recipe_takes_changes_by_name_by_group_and_by_dotted_name():
   [
     ("quikstart", {}, "quikstart: there is no such recipe or file: did you mean quickstart?"),
     ("zzz", {}, "zzz: there is no such recipe or file: choose one of cifar10,"),
-    ("zzz.py", {}, "zzz.py: there is no such recipe or file."),
+    ("zzz.py", {}, "zzz.py: there is no such recipe or file: choose one of cifar10,"),
     ("imagenet18:5", {}, "write imagenet18:VARIANT with one of 1, 2, 4, 8, 16"),
     ("quickstart:5", {}, "quickstart has no variants"),
     ("quickstart", {"epoch": 3}, "did you mean epochs?"),

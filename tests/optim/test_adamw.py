@@ -254,3 +254,13 @@ def test_only_these_two_fields_go_with_an_optimizer_from_python():
   checks.check_effects(config, ["optimizer.clip_norm", "optimizer.layer_decay"], command="train")
   with pytest.raises(UserError, match="config.optimizer.b1=.* has no effect beside optimizer="):
     checks.check_effects(config, ["optimizer.clip_norm", "optimizer.b1"], command="train")
+
+
+def test_one_transformation_of_ones_own_sees_all_gradients():
+  config = config_of("sgd")
+  config.optimizer.name = "mine"
+  own = {"mine": lambda fields: optax.clip_by_global_norm(0.5)}
+  optimizer, params = make_optimizer(config, LABELS, own=own), small_net()
+  gradient = jax.tree.map(jnp.ones_like, params)
+  update, _ = optimizer.update(gradient, optimizer.init(params), params, learning_rate=1.0)
+  assert float(optax.tree.norm(update)) == pytest.approx(0.5)

@@ -45,7 +45,7 @@ REFUSED = [
   (
     "schedule.warmup",
     1.0,
-    "with config.epochs=1.0: the warm-up would take all of them: set a smaller share of the run",
+    "with config.epochs=1.0: the warm-up would take all of them: set a share, such as 0.2.",
   ),
   *(
     (f"augment.{name}", 32, "with config.data.image_size=32: it must be less than that.")

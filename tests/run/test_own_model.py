@@ -175,19 +175,19 @@ def test_other_unknown_names_name_the_flag_too(written):
       "the data set 'wrong': train_images is float64 of shape (1,): images are uint8",
     ),
     ("optimizer", {"kernels": print}, "the optimizer 'wrong' returns a dict with 'kernels': its"),
-    ("optimizer", print, "the optimizer 'wrong' for 'kernel' is of type builtin_function_or_"),
+    ("optimizer", print, "the optimizer 'wrong' is of type builtin_function_or_"),
     # The plan's rate would turn these uphill; the second begins at a rate of 0.
     ("optimizer", {"head": optax.adam(0.1)}, "the optimizer 'wrong' for 'head' brings its own"),
     (
       "optimizer",
       optax.sgd(optax.linear_schedule(0.0, 0.1, 9)),
-      "the optimizer 'wrong' for 'kernel' brings",
+      "the optimizer 'wrong' brings",
     ),
     # It looks for the layers of the model, and fails on other parameters.
     (
       "optimizer",
       optax.masked(optax.sgd(0.1), lambda params: {name: True for name in ("z", "a")}),
-      "the optimizer 'wrong' for 'kernel' brings",
+      "the optimizer 'wrong' brings",
     ),
   ],
 )
