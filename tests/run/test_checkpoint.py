@@ -151,20 +151,19 @@ def test_the_newest_are_kept_by_number_and_the_best_beside_them(folder):
     assert steps_of(folder.parent) == kept == sorted(int(path.name) for path in folder.iterdir())
 
 
-def largest(folder):
-  return max((p for p in folder.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
-
-
 def cut_short(folder):
-  largest(folder).write_bytes(largest(folder).read_bytes()[:-1])
+  # All files: which of them Orbax reads depends on how it gathered its writes.
+  for file in folder.rglob("d/*"):
+    file.write_bytes(file.read_bytes()[:-1])
 
 
 def flip_a_bit(folder, draw=None):
+  """Flips one bit of a file that is drawn, or the middle one of each file of arrays."""
   files = sorted(p for p in folder.rglob("*") if p.is_file())
-  file = largest(folder) if draw is None else draw.choice(files)
-  content = bytearray(file.read_bytes())
-  content[len(content) // 2 if draw is None else draw.randrange(len(content))] ^= 1
-  file.write_bytes(bytes(content))
+  for file in folder.rglob("d/*") if draw is None else [draw.choice(files)]:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 if draw is None else draw.randrange(len(content))] ^= 1
+    file.write_bytes(bytes(content))
 
 
 def edit(folder, **fields):
