@@ -26,6 +26,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.data.remote import is_remote
 from jaxspeed.doctor import decode, devices, machine, rules
 from jaxspeed.doctor.findings import Finding, mend, show
 from jaxspeed.errors import UserError, plural
@@ -59,7 +60,9 @@ def _check_folder(name: str, path: str) -> None:
 
 
 def _streamed(config: ConfigDict) -> str:
-  """The folder of images that a recipe streams; "" for archives, CSV files, and data in memory."""
+  """The folder of images that a recipe streams; "" for other places, and for data in memory."""
+  if is_remote(config.data.path):
+    return ""
   path = expanded(config.data.path, "config.data.path")
   if not path.exists():
     _check_folder("config.data.path", config.data.path)

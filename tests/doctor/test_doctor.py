@@ -70,10 +70,12 @@ def test_data_that_are_not_streamed_from_a_folder_are_not_decoded(tmp_path, monk
   monkeypatch.setattr(child, "run", None)
   (tmp_path / "cifar-10-batches-bin").mkdir()
   (tmp_path / "photos.csv").touch()
-  for recipe, name in (("cifar10", "cifar-10-batches-bin"), ("imagenette", "photos.csv")):
-    done = command(
-      "doctor", f"--config=configs/{recipe}.py", f"--config.data.path={tmp_path / name}"
-    )
+  for recipe, path in (
+    ("cifar10", tmp_path / "cifar-10-batches-bin"),
+    ("imagenette", tmp_path / "photos.csv"),
+    ("imagenette", "s3://bucket/sets/x/1.0.0"),
+  ):
+    done = command("doctor", f"--config=configs/{recipe}.py", f"--config.data.path={path}")
     assert done.returncode == 0 and "\nrecipe\n" in done.stdout and "\ndata\n" not in done.stdout
 
 
