@@ -62,6 +62,8 @@ def main() -> None:
         "fields cannot be changed."
       )
     folder = None if recipe is not None else pathlib.Path(command_line.required("workdir", named))
+    if recipe is not None:
+      command_line.without_effect("beside --config", step)
     config = _merged(load_config(folder) if folder else recipe, given)
     checks.check_effects(config, given, command="evaluate")
     what: dict[str, Any] = {"split": split.value}

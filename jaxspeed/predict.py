@@ -50,6 +50,7 @@ def main() -> None:
     if workdir.value and config is not None:
       raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
     if config is not None:
+      command_line.without_effect("beside --config", step)
       given = config_flag.overrides
       checks.check_effects(config, given, command="predict")
       opened = run_predict.pretrained_predictor(with_last_mode(config), given)

@@ -99,6 +99,8 @@ def module_folder(
     registry.OPTIMIZERS,
     registry.DATA_SETS,
     registry.SCALARS,
+    registry.LOSSES,
+    registry.AUGMENTATIONS,
   ]
   known, modules = [dict(table) for table in tables], set(sys.modules)
   monkeypatch.chdir(tmp_path)

@@ -105,7 +105,7 @@ def _sentence(error: pydantic.ValidationError, values: Any, model: str) -> str:
   first, known = error.errors()[0], fields.known(model)
   place = [".".join(map(str, first["loc"][: n + 1])) for n in range(len(first["loc"]))]
   name = next((each for each in place if each in known), place[-1])
-  if first["type"] == "missing" and name in ("model", "model.name", place[-1]):
+  if first["type"] == "missing" and name == place[-1]:
     return f"there is no config.{name}: it has no default, so the recipe sets it."
   if name not in known:
     return fields.no_field(name, model)
@@ -120,7 +120,8 @@ def parse_value(name: str, text: str) -> Any:
   A text that is no value stays a text, and so does that of an unknown field: `with_overrides`
   refuses both.
   """
-  default = fields.known()[name].default if name in fields.known() else ""
+  field = fields.known().get(name)
+  default = field.default if field else ""
   if isinstance(default, str):
     return text
   try:

@@ -25,11 +25,11 @@ class View(dict[str, Any]):
 
   def __init__(self, config: ConfigDict | Mapping[str, Any]) -> None:
     super().__init__(leaves(config))
-    self.read: dict[str, Any] = {}
+    self.read: dict[str, None] = {}  # a set in order
 
   def __getitem__(self, name: str) -> Any:
     if name in self:
-      self.read[name] = self.get(name)
+      self.read[name] = None
     return self.get(name)
 
 

@@ -177,9 +177,8 @@ def _exit_code_of(function: Callable[[], None]) -> int:
   except (KeyboardInterrupt, Exception) as error:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
-      cause = (
-        cause.__cause__ or cause.__context__
-      )  # in an import, jaxlib makes an ImportError of it
+      # In an import, jaxlib makes an ImportError of it.
+      cause = cause.__cause__ or cause.__context__
     if cause is not None:
       output.say("stopped by Ctrl-C.")
       return INTERRUPTED

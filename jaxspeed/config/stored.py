@@ -88,7 +88,7 @@ def load(path: pathlib.Path) -> ConfigDict:
     group, _, last = name.rpartition(".")
     held = loaded.get(group) if group else loaded
     for old in field.also if isinstance(held, dict) else ():
-      if old in held:
+      if old in held and last not in held:
         held[last] = held.pop(old)
   config = checks.checked(loaded | {"compile_cache": ""}, source=str(path))
   there = {"compile_cache", *dict(leaves(loaded))}
@@ -111,7 +111,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   before, after = dict(leaves(old)), dict(leaves(new))
   rows = []
   for name in sorted(before.keys() | after.keys()):
-    if before.get(name, ...) != after.get(name, ...) and not name.startswith(PLACES):
+    if before.get(name, ...) != after.get(name, ...) and name not in PLACES:
       was, now = (shown(of[name]) if name in of else "absent" for of in (before, after))
       rows.append(f"config.{name}: {was} -> {now}")
   return rows

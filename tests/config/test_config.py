@@ -86,6 +86,11 @@ def test_a_field_that_was_renamed_keeps_its_value_and_is_refused_by_its_old_name
   path.write_text(path.read_text().replace('"bias_rate_factor"', '"bias_rate"'))
   loaded = stored.load(path)
   assert loaded.optimizer.bias_rate_factor == config.optimizer.bias_rate_factor != 1
+  content = json.loads(path.read_text())
+  content["optimizer"]["bias_rate_factor"] = 7.0  # beside the old name
+  path.write_text(json.dumps(content))
+  with pytest.raises(UserError, match=r"no field optimizer\.bias_rate"):
+    stored.load(path)
   with pytest.raises(UserError, match="optimizer.bias_rate_factor or whitening.bias_rate_factor"):
     config.optimizer.bias_rate = 2.0  # as a recipe does
   with pytest.raises(UserError, match=r"mean optimizer.head_decay_factor\?$"):

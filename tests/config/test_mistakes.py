@@ -102,6 +102,8 @@ import from jaxspeed.config import registry; registry.optimizer('sgd')(print) =>
 --config.data.path=/nowhere => config.data.path: /nowhere does not exist; it names a folder
 --config.data.path=~nobody-here/x => config.data.path: ~nobody-here/x begins with a home
 --config.runs=1000000000000 => it must be a whole number from 1 to 10,000.
+evaluate --config=quickstart --step=3 => --step=3 has no effect beside --config.
+predict --config=quickstart --step=3 => --step=3 has no effect beside --config.
 plan quickstart --csv --parameters => --parameters=True has no effect beside --csv.
 plan quickstart --devices=3 => does not divide over 3 devices
 plan quickstart --epochs=3 => --epochs is not a flag (did you mean --config.epochs?); see --help for the flags.
