@@ -100,6 +100,8 @@ def _check_folders(command: str, given: Sequence[str], names: Sequence[str]) -> 
     )
   if "" in given:
     raise UserError(f"{names[list(given).index('')]} is empty: name a folder.")
+  if command != "shards" and (far := [each for each in given if remote.is_remote(each)]):
+    raise UserError(f"{far[0]} is an address: {command} takes folders; only shards uploads.")
   if not os.path.isdir(given[0]):
     raise UserError(
       f"{given[0]} is not a folder: name one with train/CLASS/*.jpg and val/CLASS/*.jpg."
@@ -155,7 +157,7 @@ def _shards(
 ) -> None:
   with progress_bar(console, "reading headers") as show:
     images = open_images(name=name, path=source, cache="", show=show, anew=True)
-  # What is uploaded is written beside the source first, so that the command can resume.
+  # What is uploaded is written beside the source first, so that packing can resume.
   local = f"{os.path.abspath(source)}-shards" if remote.is_remote(destination) else destination
   with progress_bar(console, "packing") as show:
     done = write_shards(images, local, name=name, shards=shards, workers=workers, show=show)

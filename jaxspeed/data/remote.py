@@ -35,8 +35,7 @@ def read(url: str, begin: int | None = None, end: int | None = None) -> bytes:
     UserError: it cannot be read.
   """
   with _sentence(url, "read"):
-    files, path = _files(url)
-    content = _again(functools.partial(files.cat_file, path, start=begin, end=end))
+    content = _cat(url, begin, end)
     if begin is not None and end is not None and len(content) > end - begin:
       raise OSError("the server sends whole files only, and training reads parts of 2 MB")
     return content
@@ -52,14 +51,14 @@ def fetch_about(url: str, cache: pathlib.Path) -> pathlib.Path:
   folder = cache / f"remote-{sha256(url.encode()).hexdigest()[:16]}" / url.rpartition("/")[2]
   for name in _SMALL:
     content = None
-    with _sentence(f"{url}/{name}", "read"), contextlib.suppress(FileNotFoundError):
-      files, path = _files(f"{url}/{name}")
-      content = _again(functools.partial(files.cat_file, path))
-    if content is None and name == INFO:
-      raise _missing(f"{url}/{name}")
+    optional = contextlib.suppress(*[FileNotFoundError] * (name != INFO))
+    with _sentence(f"{url}/{name}", "read"), optional:
+      content = _cat(f"{url}/{name}")
     try:
-      (folder / name).unlink(missing_ok=True)
-      if content is not None:
+      # The processes and jobs that share the cache do the same: no file may be gone in between.
+      if content is None:
+        (folder / name).unlink(missing_ok=True)
+      else:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, content, sync=False)
     except OSError as error:
@@ -85,24 +84,27 @@ def upload(folder: pathlib.Path, url: str, *, show: Callable[[int, int], None]) 
   """
   shards = sorted(path.name for path in folder.glob("*.tfrecord-*"))
   names = [*shards, "features.json", *reversed(_SMALL)]
-  other = False
   with _sentence(url, "written"):
+    with contextlib.suppress(FileNotFoundError):
+      if _cat(f"{url}/{_LABELS}") != (folder / _LABELS).read_bytes():
+        raise UserError(f"{url} holds a data set with other classes: name another address.")
     files, root = _files(url)
     with contextlib.suppress(FileNotFoundError):
-      other = files.cat_file(f"{root}/{_LABELS}") != (folder / _LABELS).read_bytes()
-    if not other:
-      with contextlib.suppress(FileNotFoundError):
-        files.rm_file(f"{root}/{INFO}")
-      for number, name in enumerate(names):
-        _again(functools.partial(files.put_file, str(folder / name), f"{root}/{name}"))
-        show(number + 1, len(names))
-  if other:
-    raise UserError(f"{url} holds a data set with other classes: name another address.")
+      _again(functools.partial(files.rm_file, f"{root}/{INFO}"))
+    for number, name in enumerate(names):
+      _again(functools.partial(files.put_file, str(folder / name), f"{root}/{name}"))
+      show(number + 1, len(names))
 
 
 def _files(url: str) -> tuple[Any, str]:
   """Return fsspec's file system of an address, and the path in it."""
   return importlib.import_module("fsspec").core.url_to_fs(url)
+
+
+def _cat(url: str, begin: int | None = None, end: int | None = None) -> bytes:
+  """Return the bytes of an object; what fsspec raises passes."""
+  files, path = _files(url)
+  return _again(functools.partial(files.cat_file, path, start=begin, end=end))
 
 
 def _again(call: Callable[[], Any]) -> Any:
@@ -122,20 +124,18 @@ def _sentence(url: str, verb: str) -> Iterator[None]:
   """Turn what a library of a cloud raises into a sentence."""
   try:
     yield
+  except UserError:
+    raise
   except ImportError as error:
     raise UserError(f"{url} needs a package ({error}): pip install 'jaxspeed[cloud]'.") from error
   except FileNotFoundError as error:
-    raise _missing(url) from error
+    raise UserError(
+      f"{url} does not exist: name the folder that holds {INFO}, and upload what is missing with "
+      "python -m jaxspeed.prepare shards."
+    ) from error
   except Exception as error:
     reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     raise UserError(
       f"{url} cannot be {verb} ({reason[:200]}): check the address, the credentials and the "
       "network."
     ) from error
-
-
-def _missing(url: str) -> UserError:
-  return UserError(
-    f"{url} does not exist: name the folder that holds {INFO}, and upload what is missing with "
-    "python -m jaxspeed.prepare shards."
-  )

@@ -42,7 +42,7 @@ def silent_console() -> Console:
 
 @contextlib.contextmanager
 def progress_bar(console: Console, verb: str) -> Iterator[Callable[[int, int], None]]:
-  """Yields show(done, total) for images: a bar on a terminal, otherwise a line every minute."""
+  """Yields show(done, total): a bar on a terminal, otherwise a line every minute."""
   columns = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -59,7 +59,7 @@ def progress_bar(console: Console, verb: str) -> Iterator[Callable[[int, int], N
       nonlocal next_line
       progress.update(task, completed=done, total=total, visible=True)
       if not console.is_interactive and time.monotonic() >= next_line:
-        console.out(f"{verb}: {done:,} of {total:,} images", highlight=False)
+        console.out(f"{verb}: {done:,} of {total:,}", highlight=False)
         next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
     yield show

@@ -189,7 +189,7 @@ def predict(
 def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
   """The names of the data set's classes, or the weights', or numbers; sets data.classes."""
   data, fixed = config.data, "data.classes" in given
-  names = class_names_of(name=data.name, path=data.path) if data.path else ()
+  names = class_names_of(name=data.name, path=data.path, cache=data.cache) if data.path else ()
   if names:
     if fixed and len(names) != data.classes:
       raise UserError(

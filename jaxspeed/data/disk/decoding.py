@@ -42,8 +42,8 @@ class Stream(Iterator[Batch], abc.ABC):
   """An iterator of batches, decoded ahead by threads of TensorFlow.
 
   A batch is this process's contiguous part of a global batch: pixels that are never flipped, and
-  the numbers of the images requested, though another image may replace a broken one. Of a table of
-  noise, pixels are noise and nothing is decoded.
+  the numbers of the images: in training of those that took the place of broken ones, in an
+  evaluation of those requested. Of a table of noise, pixels are noise and nothing is decoded.
 
   If an image's crop cannot be decoded, the next image by number whose crop can be takes its place.
   TensorFlow fails for the whole batch and names no image. So at the first failure the stream begins

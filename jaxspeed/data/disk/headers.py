@@ -58,11 +58,12 @@ def scan_shard(
 ) -> Int64[np.ndarray, "n 7"]:
   """Return each image's width, height, orientation, bytes, offset, label and `name_digest`.
 
-  The shard is memory-mapped, so no record is copied. A core scans 7,500 records/s, and headers take
-  half of the time. The kernel's read-ahead stays on although it reads the whole shard: from a cold
-  disk a core scanned 3,600 records/s with it and 2,200 without (MADV_RANDOM, a fifth of the bytes).
-  The first epoch then finds the shard in memory (results/input_decisions.json). The checksum of
-  each record's length is verified; with `verify` that of its data too, which reads every byte.
+  A shard on this machine is memory-mapped, so no record is copied; one at an address is read whole.
+  A core scans 7,500 records/s, and headers take half of the time. The kernel's read-ahead stays on
+  although it reads the whole shard: from a cold disk a core scanned 3,600 records/s with it and
+  2,200 without (MADV_RANDOM, a fifth of the bytes). The first epoch then finds the shard in memory
+  (results/input_decisions.json). The checksum of each record's length is verified; with `verify`
+  that of its data too, which reads every byte.
 
   Raises:
     UserError: the shard is cut off or damaged, or does not hold `records` images with labels.

@@ -114,6 +114,8 @@ def open_table(
           return _table(listed, _fitting(listed, path), path)
       except ValueError as error:
         command = f"python -m jaxspeed.prepare index {shlex.quote(str(listed.place))}"
+        if remote.is_remote(listed.root):
+          command = "python -m jaxspeed.prepare shards"
         advice = f"{command} writes it again" if path == own else "it is made again"
         _log.warning("the index %s is not used (%s): %s", path, error, advice)
     columns = _scan(listed, show, verify=anew or beside)

@@ -192,7 +192,7 @@ def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
     sides: short sides of the copies to read; 0: the originals, which may be copies themselves.
 
   Returns:
-    Lines about copies that are not checked or not read.
+    Lines about copies that are not checked.
 
   Raises:
     UserError: copies or shards are incomplete, or do not fit their originals.

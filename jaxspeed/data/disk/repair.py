@@ -1,7 +1,7 @@
 """Broken images of a table: the reason for each, and the image that takes its place."""
 
 import functools
-import os
+import pathlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -142,7 +142,7 @@ class Repair:
       if remote.is_remote(split.root):
         advice = "upload the set again with python -m jaxspeed.prepare shards"
       elif split.index:
-        os.unlink(split.index)
+        pathlib.Path(split.index).unlink(missing_ok=True)  # by another process
     except OSError:
       advice = f"remove its index {split.index}"
     raise UserError(

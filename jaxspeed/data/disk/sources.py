@@ -118,15 +118,17 @@ def open_images(
   return _hold_out(images, "validation", share) if tune else images
 
 
-def class_names_of(*, name: str, path: str) -> tuple[str, ...]:
+def class_names_of(*, name: str, path: str, cache: str = "") -> tuple[str, ...]:
   """Return the class names of the data set at `path`, or (); this opens and lists no image.
+
+  `name` and `cache` are as in `open_images`.
 
   Raises:
     UserError: as in `open_images`.
   """
   if remote.is_remote(path):
-    cache = expanded(DEFAULT_CACHE, "config.data.cache")
-    return open_tfds(remote.fetch_about(path, cache), tune=True).class_names
+    about = remote.fetch_about(path, expanded(cache or DEFAULT_CACHE, "config.data.cache"))
+    return open_tfds(about, tune=True).class_names
   root = expanded(path, "config.data.path").absolute()
   try:
     if is_csv(root):

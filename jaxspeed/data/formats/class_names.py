@@ -31,9 +31,9 @@ def read_class_names(path: pathlib.Path) -> tuple[str, ...]:
     ) from error
   while lines and not lines[-1]:
     lines.pop()
-  if "" in lines:
+  if wrong := [number for number, line in enumerate(lines, 1) if not line or "\t" in line]:
     raise UserError(
-      f"{path}, line {lines.index('') + 1}, is empty: write the name of a class on each line."
+      f"{path}, line {wrong[0]}, is empty or has a tab: write the name of a class on each line."
     )
   return distinct(lines, str(path))
 

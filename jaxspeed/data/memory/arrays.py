@@ -21,6 +21,7 @@ from jaxtyping import Int32, UInt8
 
 from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.config.schema import one_of
+from jaxspeed.data import remote
 from jaxspeed.data.formats import npz
 from jaxspeed.data.formats.class_names import check_labels
 from jaxspeed.data.formats.folders import has_splits, list_folder
@@ -179,6 +180,8 @@ def open_arrays(
   try:
     if registered:
       arrays = Arrays(**read_registered(name, path))
+    elif remote.is_remote(path):
+      raise _on_disk(f"{path} is an address")
     elif path:
       arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune, share)
     elif name == "digits":

@@ -38,6 +38,7 @@ from jaxspeed.data.prepare.writing import (
   update,
   write_whole,
 )
+from jaxspeed.data.remote import INFO
 from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, expanded, open_regular
@@ -50,7 +51,6 @@ _IMAGE = "image"
 # The first bytes of WebP and of TIFF's two orders.
 _NOT_IN_TENSORFLOW = (b"RIFF", b"II*\0", b"MM\0*")
 _LABEL = "label"
-_INFO = "dataset_info.json"
 
 
 def shards_folder(destination: str | os.PathLike[str], name: str) -> pathlib.Path:
@@ -235,7 +235,7 @@ def _write_info(
   }
   labels = "".join(f"{each}\n" for each in class_names)
   write_whole(folder / f"{_LABEL}.labels.txt", [os.fsencode(labels)])
-  for file, content in {"features.json": _features(len(class_names)), _INFO: info}.items():
+  for file, content in {"features.json": _features(len(class_names)), INFO: info}.items():
     write_whole(folder / file, [dump_json(content, indent=2).encode()])
 
 

@@ -39,6 +39,15 @@ def test_parts_come_in_order_however_long_each_takes(table, monkeypatch):
   reader.close()
 
 
+def test_as_many_images_are_read_at_once_as_there_are_threads(table, monkeypatch):
+  together, number = threading.Barrier(70), 70 * _TOGETHER
+  monkeypatch.setattr(Table, "read", lambda *_: b"%d" % together.wait(60))
+  reader = ReadAhead(table, threads=70)
+  (part,) = reader.in_parts(iter([(0, np.arange(number) % 50)]))
+  assert len(part) == number
+  reader.close()
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_reads_a_window_ahead_and_no_farther(table, threads):
   asked, window = [], window_of(table, threads)

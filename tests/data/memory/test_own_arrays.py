@@ -90,6 +90,7 @@ def test_own_arrays_of_the_wrong_kind_are_named(tmp_path, opened, images, labels
 
 BAD_NAMES = {
   b"cat\n\ndog": "classes.txt, line 2, is empty",
+  b"cat\tx\ndog": "classes.txt, line 1, is empty or has a tab",
   b"cat\ndog\ncat\n": "names the classes 0 and 2 both 'cat'",
   b"cat\nd\xffg\n": "classes.txt, line 2, is not UTF-8",
   b"cat\nd\x1b[2Jg\n": "classes.txt, line 2, holds the control character",
