@@ -80,7 +80,7 @@ def connect_tpu_hosts(*, heartbeat_seconds: int) -> None:
   Raises:
     UserError: they did not meet.
   """
-  if not has_tpu() or os.environ.get("JAX_PLATFORMS", "tpu") != "tpu":
+  if not has_tpu() or (os.environ.get("JAX_PLATFORMS") or "tpu").split(",")[0] != "tpu":
     return
   jax.config.update("jax_enable_preemption_service", False)
   try:

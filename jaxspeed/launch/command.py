@@ -96,8 +96,8 @@ def _submit(arguments: list[str]) -> None:
     except UserError as error:
       output.say(f"note: submit would refuse: {error}")
     return
-  run.start(detach=not _flag("wait"))
-  if _flag("wait") and (left := [s.name for s in run.status() if s.state != "done"]):
+  run.start()
+  if _flag("wait") and (left := [each.name for each in run.wait() if each.state != "done"]):
     raise UserError(f"{some(left, 3)}: no result; status {run.folder} says why.")
 
 

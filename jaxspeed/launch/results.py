@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspeed.config import output
-from jaxspeed.files import dump_json, to_json
+from jaxspeed.files import dump_json
 from jaxspeed.launch.names import job_name
 from jaxspeed.launch.record import Facts
-from jaxspeed.launch.state import result_of_job
 from jaxspeed.launch.status import percent
+from jaxspeed.records.results import read_result
 from jaxspeed.records.statistics import interval, p_value_of_at_most
 
 # Figures by which results are sorted, and whether larger is better.
@@ -29,7 +29,7 @@ def results_of(jobs: Sequence[Facts], metric: str) -> list[Row]:
     `seeds` of each of the job's runs; `top1` and `top5`, their means; seconds `train` and
     `to_target`; `cost` in USD for the seconds of the `dawn` clock. None: not known.
   """
-  found = [(facts, result_of_job(facts)) for facts in jobs]
+  found = [(facts, read_result(facts.folder)) for facts in jobs]
   rows = [_row(facts, result) for facts, result in found if result is not None]
   sign = -1 if METRICS[metric] else 1
 
@@ -120,5 +120,5 @@ def results_table(results: Sequence[Row], unfinished: int) -> str:
 
 
 def as_json(results: Sequence[Row]) -> Row:
-  """Results and groups in JSON's types."""
-  return {"jobs": to_json([*results]), "over_seeds": groups_of(results)}
+  """Results and groups, for `to_json`."""
+  return {"jobs": [*results], "over_seeds": groups_of(results)}

@@ -86,7 +86,7 @@ def status_of(facts: Facts, said: Found | None) -> JobStatus:
   state, detail = _state(facts, said)
   found = _progress(facts)
   if state == "done":
-    result = result_of_job(facts) or {}
+    result = read_result(facts.folder) or {}
     found["accuracy"] = result.get("mean", result.get(job.metric))
   if state != "running":
     found["remaining"] = None
@@ -108,7 +108,7 @@ def status_of(facts: Facts, said: Found | None) -> JobStatus:
 def _state(facts: Facts, said: Found | None) -> tuple[str, str]:
   """State and detail, by the first rule that applies."""
   try:
-    if result_of_job(facts) is not None:
+    if read_result(facts.folder) is not None:
       return "done", ""
   except UserError as error:
     return "failed", str(error)
@@ -142,15 +142,6 @@ def _state(facts: Facts, said: Found | None) -> tuple[str, str]:
   if settles and not ends:
     return "running", ""
   return "failed", "it is gone, and did not say how it ended"
-
-
-def result_of_job(facts: Facts) -> dict[str, Any] | None:
-  """The content of a job's result.json; None if it has not finished.
-
-  Raises:
-    UserError: the file contains something else.
-  """
-  return read_result(facts.folder)
 
 
 def _progress(facts: Facts) -> dict[str, Any]:

@@ -193,7 +193,8 @@ def _words(call: str, data: Any, folder: str, parts: Parts) -> str:
   words.append(f"workdir={folder!r}")
   if parts.model is not None:
     words.append(f"model={describe_model(parts.model)}")
-  words += [f"{name}=..." for name in ("optimizer", "schedule") if name in parts.given()]
+  given = [name for name in ("optimizer", "schedule") if getattr(parts, name) is not None]
+  words += [f"{name}=..." for name in given]
   return f"jaxspeed.fit({', '.join(words)})"
 
 

@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -184,9 +184,12 @@ class Run:
       network = network_of(self._weights, self.class_names, input_dtype=input)
       return write_network(expanded(path, "path"), network, file_format=format, fold=fold)
 
-  @functools.cache  # noqa: B019  a run has few sizes of data
-  def _evaluation(self, count: int) -> tuple[TrainSpec, Any]:
-    """The specification and program of an evaluation of `count` images."""
+  @functools.cached_property
+  def _evaluation(self) -> Callable[[int], tuple[TrainSpec, Any]]:
+    """The specification and program of an evaluation of so many images, made once for each."""
+    return functools.cache(self._made_evaluation)
+
+  def _made_evaluation(self, count: int) -> tuple[TrainSpec, Any]:
     config = self._weights.spec.config
     plan = make_plan(config, train_images=config.data.train_images, eval_images=count)
     own = self.model if config.given.model else None

@@ -263,6 +263,7 @@ def _evaluate_mode(weights: Weights, data: OpenData, logits: pathlib.Path | None
       f"the mean loss of {count} images is {means['loss']}: the weights give logits that are not "
       "finite, and accuracies would mean nothing; choose another --step."
     )
+  result = jax.device_get(result)
   if logits is not None:
     save_logits(logits, result, images)
   row = {"images": count, "images_skipped": images - count, **means, "top5": means.get("top5")}

@@ -46,7 +46,7 @@ def sized(config: ConfigDict, given: Collection[str]) -> ConfigDict:
     return resumed(config, given, _source(config)[1])
   if not config.pretrained.path:
     return config
-  path, layout = pathlib.Path(with_file(config).pretrained.path), layout_of(config)
+  layout, path = layout_of(config), pathlib.Path(with_file(config).pretrained.path)
   config = _with_sizes(config, given, sizes_in(path, layout, config.model.to_dict()))
   if config.pretrained.path.startswith(hub.PREFIX):
     config.pretrained.path = hub.pinned(config.pretrained.path)
@@ -97,13 +97,11 @@ def fitted(
   if config.continue_from:
     _check_continued(config, class_names)
   elif config.pretrained.path:
-    config, path = config.copy_and_resolve_references(), config.pretrained.path
-    config.pretrained.path = with_file(config).pretrained.path
-    names = class_names_in(config.pretrained.path)
+    config, local = config.copy_and_resolve_references(), with_file(config)
+    names = class_names_in(local.pretrained.path)
     if "pretrained.head" not in given and names and names == tuple(class_names):
-      config.pretrained.head = "keep"
-    check_fit(config, with_head=bool(class_names))
-    config.pretrained.path = path
+      config.pretrained.head = local.pretrained.head = "keep"
+    check_fit(local, with_head=bool(class_names))
   return config
 
 

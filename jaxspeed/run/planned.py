@@ -52,7 +52,8 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   """
   feed_of(config)  # raises on an unknown feed, even if no data are opened
   recipe, lines = config, []
-  if not (missing := _missing_weights(config)):
+  notes = _missing_weights(config)
+  if begins := not notes:
     config = sized(config, given)
   data, names = None, tuple[str, ...]()
   registered = config.data.feed == "resident" and config.data.name in DATA_SETS
@@ -61,14 +62,14 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   else:
     data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
     config, names = as_data_decide(config, data), data.class_names
-  if not missing:
+  if begins:
     config = fitted(config, given, names)
-    missing = decided_by_weights(recipe, config)
+    notes = decided_by_weights(recipe, config)
   plan = plan_of(config, data, devices=devices)
   if data is not None:
     lines = [f"data: {data.source}, {plan.train_images} images to train on", *data.notes]
-    missing = [*balance_lines_of(config, data, plan), *missing]
-  lines += [*left_out(config, plan), *missing]
+    notes = [*balance_lines_of(config, data, plan), *notes]
+  lines += [*left_out(config, plan), *notes]
   if lacking := missing_package(config):
     lines.append(f"training: {lacking.removesuffix('.')}")
   return Planned(config, plan, tuple(lines))

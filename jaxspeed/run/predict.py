@@ -72,8 +72,12 @@ class Predictor:
     batch = devices * min(most, -(-len(images) // devices) or 1)
     return self._rows(images, batch, self._program(batch))
 
-  @functools.cache  # noqa: B019  few sizes of batches
-  def _program(self, batch: int) -> Any:
+  @functools.cached_property
+  def _program(self) -> Callable[[int], Any]:
+    """The program for a size of batches, compiled once for each."""
+    return functools.cache(self._compiled)
+
+  def _compiled(self, batch: int) -> Any:
     spec, size = self.weights.spec, self.weights.view.size
     shape = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
     abstract = mesh_lib.abstract(shape, mesh_lib.sharded(spec.mesh))

@@ -249,8 +249,8 @@ def named(config: ConfigDict) -> ConfigDict:
       "config.data.mean and config.data.std are empty, and weights alone do not tell them: set "
       "both to those that the weights were trained with, which a run's config.json holds."
     )
+  layout_of(config)  # raises if the model takes no weights
   config = with_file(config)
-  layout_of(config)
   class_names_in(config.pretrained.path)  # raises if the file does not open
   return config
 

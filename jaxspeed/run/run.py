@@ -56,10 +56,6 @@ class Parts:
   optimizer: optax.GradientTransformation | None = None  # without a learning rate
   schedule: optax.Schedule | None = None  # the learning rate by step, counted from 0
 
-  def given(self) -> list[str]:
-    """The names of the objects that there are."""
-    return [field.name for field in dataclasses.fields(self) if getattr(self, field.name)]
-
   def recorded(self, config: ConfigDict) -> ConfigDict:
     """A copy of a config that says what the run is given, but for the schedule."""
     config = config.copy_and_resolve_references()

@@ -5,6 +5,7 @@ import logging
 import pathlib
 import zlib
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -104,7 +105,7 @@ def set_up(
     if parts.data is None:
       data = open_data(config, console, follow=follow)
     else:
-      data = feed_of(config).take_data(parts.data, config, follow=follow)
+      data = _with_notes(config, feed_of(config).take_data(parts.data, config, follow=follow))
   resolved = resolve(config, data, parts)
   notes: Sequence[str] = ()
   with processes.all_or_none("the config"):
@@ -162,7 +163,7 @@ def open_data(
     )
   console = console or silent_console()
   data = feed_of(config).open_data(config, console, follow=follow, phases=phases)
-  return dataclasses.replace(data, notes=(*_followed(config, data), *data.notes))
+  return _with_notes(config, data)
 
 
 def as_data_decide(config: ConfigDict, data: OpenData) -> ConfigDict:
@@ -178,8 +179,8 @@ def decided_by_data(config: ConfigDict, data: OpenData) -> list[str]:
   return decided(data.decider, config, values)
 
 
-def _followed(config: ConfigDict, data: OpenData) -> tuple[str, ...]:
-  """Lines on what the data decide, and on fields that have no effect with them."""
+def _with_notes(config: ConfigDict, data: Any) -> OpenData:
+  """The data with lines on what they decide, and on fields that have no effect with them."""
   lines, classes = decided_by_data(config, data), len(data.class_names)
   if config.data.hold_out != TENTH and data.evaluated_on == "test":
     lines.append(
@@ -191,7 +192,7 @@ def _followed(config: ConfigDict, data: OpenData) -> tuple[str, ...]:
       f"there is no top-5 accuracy with {classes} classes, so that nothing follows it: "
       "--config.target_metric=top1 or --config.checkpoint.keep_best=top1 does"
     )
-  return tuple(lines)
+  return dataclasses.replace(data, notes=(*lines, *data.notes))
 
 
 def class_counts(data: OpenData) -> Int[np.ndarray, "classes"]:

@@ -1,5 +1,6 @@
 """Processes that find each other and train as one: by flags, Slurm, Open MPI, a Kubernetes job."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -50,7 +51,7 @@ def test_a_coordinator_that_cannot_be_reached_is_a_sentence(monkeypatch):
 
 def test_hosts_of_a_tpu_find_each_other_by_themselves(monkeypatch):
   started = []
-  monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+  monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
   monkeypatch.setattr(processes_lib, "_joined", None)
   monkeypatch.setattr(processes_lib, "_exit_where_xla_aborts", lambda: None)
   monkeypatch.setattr(jax.distributed, "initialize", lambda **options: started.append(options))
@@ -62,6 +63,22 @@ def test_hosts_of_a_tpu_find_each_other_by_themselves(monkeypatch):
     processes_lib.connect_tpu_hosts(heartbeat_seconds=10)
     assert processes_lib.several() is has_tpu and processes_lib.is_primary() is not has_tpu
   assert started == [{"heartbeat_timeout_seconds": 10}]
+
+
+@pytest.mark.parametrize("error, refused", [(ValueError, False), (RuntimeError, True)])
+def test_a_tpu_in_no_slice_trains_alone_and_hosts_that_do_not_meet_say_so(
+  monkeypatch, error, refused
+):
+  def initialize(**_):
+    raise error("no coordinator\nmore")
+
+  monkeypatch.setenv("JAX_PLATFORMS", "")
+  monkeypatch.setattr(processes_lib, "has_tpu", lambda: True)
+  monkeypatch.setattr(jax.distributed, "initialize", initialize)
+  monkeypatch.setattr(jax.config, "update", lambda *_: None)
+  expected = pytest.raises(UserError, match="did not meet: no coordinator$")
+  with expected if refused else contextlib.nullcontext():
+    processes_lib.connect_tpu_hosts(heartbeat_seconds=10)
 
 
 def listening(port):

@@ -211,8 +211,9 @@ def holder(tmp_path):
 
 
 def test_a_process_that_waits_gets_the_lock(holder, tmp_path):
-  timer = threading.Timer(0.2, holder.kill)
+  killed = threading.Event()
+  timer = threading.Timer(0.2, lambda: (killed.set(), holder.kill()))
   timer.start()
   with runs.lock_run(tmp_path / "run", wait=60.0):
-    assert holder.wait() < 0
+    assert killed.is_set() and holder.wait() < 0
   timer.join()

@@ -241,6 +241,15 @@ def test_printing_neither_ends_nor_fails_a_run(whole, digits, stream, own, monke
   assert again.result == run.result
 
 
+def test_what_the_arrays_decide_is_printed(digits, tmp_path, capsys):
+  three = jaxspeed.Arrays(digits.x, digits.y % 3, digits.x_val, digits.y_val % 3)
+  config = recipe(epochs=1, target_metric="top5", **{"model.width": 4})
+  jaxspeed.fit(config, three, tmp_path / "a", progress=True)
+  printed = " ".join(capsys.readouterr().out.split())
+  assert "the arrays decide: data.classes=3 in place of the recipe's 10" in printed
+  assert "there is no top-5 accuracy with 3 classes, so that nothing follows it" in printed
+
+
 def test_ctrl_c_twice_or_before_the_first_step_is_an_interrupt(tmp_path, monkeypatch):
   def twice(row):
     signal.raise_signal(signal.SIGINT)

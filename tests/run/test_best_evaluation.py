@@ -97,7 +97,7 @@ def test_nothing_follows_a_top5_accuracy_of_five_classes():
   for classes, reason in ((5, ""), (10, "patience")):
     fields = {"data.classes": classes, "target_metric": "top5", "patience": 1}
     assert reason_to_stop(rows, config(**fields)) == reason
-    assert best_of(rows, config(**{"checkpoint.keep_best": "top5"})) is None
+  assert best_of(rows, config(**{"checkpoint.keep_best": "top5"})) is None
 
 
 def write(folder, rows, **result):

@@ -127,7 +127,7 @@ def test_a_step_is_asked_for_by_its_number(two):
     restore(two, target(), step=3)
 
 
-def test_an_optimizer_of_ones_own_is_not_read(two):
+def test_what_a_partial_target_leaves_out_is_not_read(two):
   carry = make_carry(2)
   without = carry.replace(state=carry.state.replace(opt_state=None))
   restored = restore(two, target(without), partial=True)
