@@ -1,9 +1,8 @@
 """The optimizer of a config; each parameter group has its own learning rate and weight decay."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import optax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
@@ -14,12 +13,10 @@ from jaxspeed.optim.adamw import adamw
 from jaxspeed.optim.groups import LABELS, for_lars
 from jaxspeed.optim.lars import lars
 from jaxspeed.optim.muon import muon
-from jaxspeed.optim.own import APART, check_transformation
+from jaxspeed.optim.own import check_transformation, own_optimizer
 from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate, sgd
 
 _Transforms = dict[str, optax.GradientTransformation]
-# The label of all that one transformation of the user's own trains.
-ALONE = "alone"
 
 
 class Group(NamedTuple):
@@ -39,8 +36,8 @@ class Group(NamedTuple):
   rate_name: str = "learning_rate"
 
 
-def groups_of(config: ConfigDict, own: Iterable[str] = ()) -> dict[str, Group]:
-  """The groups of a config by label; of `own` labels an optimizer of the user's own takes care.
+def groups_of(config: ConfigDict, own: Any = None) -> dict[str, Group]:
+  """The groups of a config by label; `own` is what an optimizer of the user's own returns, if any.
 
   With SGD, Muon and AdamW, three groups have their own learning rates and decays: the biases, the
   head with its bias, and the whitening bias. Scales use the kernels' learning rate; with Muon they
@@ -69,8 +66,12 @@ def groups_of(config: ConfigDict, own: Iterable[str] = ()) -> dict[str, Group]:
     groups |= dict.fromkeys(("scale", "bias", "head_bias"), Group("momentum"))
     groups["kernel"] = Group("lars", 1.0, decay)
   groups["embedding"] = groups["scale"]
-  labels = groups.keys() - APART if ALONE in own else own
-  return groups | {label: Group(fields.name, 1.0, None) for label in labels}
+  if isinstance(own, Mapping):
+    return groups | {label: Group(fields.name, 1.0, None) for label in own}
+  if own is not None:
+    for label, group in groups.items():
+      groups[label] = Group(fields.name, 1.0, None, group.rate_name) if group.rule else group
+  return groups
 
 
 def make_optimizer(
@@ -88,17 +89,15 @@ def make_optimizer(
     own: the user's own optimizers (`config.registry.OPTIMIZERS`).
 
   Raises:
-    UserError: the optimizer's name is unknown, or an optimizer of the user's own is none.
+    UserError: an optimizer of the user's own is none.
   """
   name = config.optimizer.name
-  if name not in ("sgd", "muon", "lars", "adamw") and name not in (own or ()):
-    raise UserError(f"config.optimizer.name={name!r}: choose one of sgd, muon, lars, adamw.")
   transforms = {label: _transform(config, group) for label, group in groups_of(config).items()}
   if own and name in own:
-    made = own_transforms(config, own, labels)
-    transforms |= made
-    if ALONE in made:
-      labels = jax.tree.map(lambda label: label if label in APART else ALONE, labels)
+    made, what = own[name](config.optimizer), f"the optimizer {name!r}"
+    if not isinstance(made, Mapping):
+      return own_optimizer(made, config, labels, what)
+    transforms |= _own_transforms(made, labels, what)
   if name == "lars":
     labels = for_lars(labels)
   return optax.partition(transforms, labels)
@@ -155,24 +154,13 @@ def _lars(config: ConfigDict, momentum: float | None) -> optax.GradientTransform
   )
 
 
-def own_transforms(
-  config: ConfigDict, own: Mapping[str, Callable[..., Any]], labels: PyTree | None = None
-) -> _Transforms:
-  """The transformations of an optimizer of the user's own, each with the plan's learning rate.
-
-  One transformation sees all parameters at once, so that a norm over all gradients is one; what is
-  frozen, and the whitening bias with its own learning rate, stay as they are.
-  """
-  name = config.optimizer.name
-  made = own[name](config.optimizer)
-  if not isinstance(made, Mapping):
-    check_transformation(made, f"the optimizer {name!r}", labels)
-    return {ALONE: optax.chain(made, scale_by_rate())}
+def _own_transforms(made: Mapping[str, Any], labels: PyTree, what: str) -> _Transforms:
+  """The transformations of an optimizer of the user's own, each with the plan's learning rate."""
   for label, transform in made.items():
     if label not in LABELS:
       raise UserError(
-        f"the optimizer {name!r} returns a dict with {label!r}: its keys are labels of parameters "
+        f"{what} returns a dict with {label!r}: its keys are labels of parameters "
         f"({', '.join(LABELS)})."
       )
-    check_transformation(transform, f"the optimizer {name!r} for {label!r}", labels)
+    check_transformation(transform, f"{what} for {label!r}", labels)
   return {label: optax.chain(transform, scale_by_rate()) for label, transform in made.items()}

@@ -12,7 +12,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.optim.sgd import hold_at_zero, scale_by_rate
 
 # Labels of parameters that have a rate of their own, or none.
-APART = ("whiten_bias", "frozen")
+_APART = ("whiten_bias", "frozen")
 
 
 def check_transformation(
@@ -54,7 +54,10 @@ def check_transformation(
 
 
 def own_optimizer(
-  optimizer: optax.GradientTransformation, config: ConfigDict, labels: PyTree
+  optimizer: optax.GradientTransformation,
+  config: ConfigDict,
+  labels: PyTree,
+  what: str = "optimizer=",
 ) -> optax.GradientTransformationExtraArgs:
   """A transformation times the plan's learning rate, for all parameters that are trained.
 
@@ -65,9 +68,10 @@ def own_optimizer(
     optimizer: the transformation.
     config: the config.
     labels: the labels of the parameters (`groups.labels_of`).
+    what: what the caller knows it as.
   """
-  check_transformation(optimizer, labels=labels)
-  labels = jax.tree.map(lambda label: label if label in APART else "trained", labels)
+  check_transformation(optimizer, what, labels)
+  labels = jax.tree.map(lambda label: label if label in _APART else "trained", labels)
   own = optax.chain(optax.with_extra_args_support(optimizer), scale_by_rate())
   bias = optax.set_to_zero()
   if config.whitening.bias_epochs:

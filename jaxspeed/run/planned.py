@@ -18,7 +18,7 @@ from jaxspeed.models import hub
 from jaxspeed.models.make import shapes_of
 from jaxspeed.models.pretrained import layout_of
 from jaxspeed.optim.groups import for_lars
-from jaxspeed.optim.make import groups_of, own_transforms
+from jaxspeed.optim.make import groups_of
 from jaxspeed.planning.plan import Plan, left_out
 from jaxspeed.planning.text import group_lines
 from jaxspeed.run.initial import decided_by_weights, fitted, sized
@@ -85,9 +85,10 @@ def group_table(config: ConfigDict, plan: Plan) -> list[str]:
   counts = collections.Counter[str]()
   for label, leaf in zip(*map(jax.tree.leaves, (labels, params)), strict=True):
     counts[label] += leaf.size
-  own = own_transforms(config, OPTIMIZERS) if config.optimizer.name in OPTIMIZERS else ()
+  own = OPTIMIZERS.get(config.optimizer.name)
+  made = own(config.optimizer) if own else None
   rates_for = published_as(config.name).rates_for
-  return list(group_lines(config, plan, groups_of(config, own), counts, rates_for))
+  return list(group_lines(config, plan, groups_of(config, made), counts, rates_for))
 
 
 def _missing_weights(config: ConfigDict) -> list[str]:
