@@ -36,10 +36,12 @@ def make_model(config: ConfigDict) -> nn.Module:
   return module(classes=config.data.classes, dtype=precision.DTYPES[config.precision], **fields)
 
 
-def for_device(model: nn.Module, device: jax.Device) -> nn.Module:
+def for_device(model: AnyModel, device: jax.Device) -> AnyModel:
   """The model with its layers in the form for a device, if its `layers` are "auto"."""
   form = "plain" if device.platform == "tpu" else "fused"
-  return model.clone(layers=form) if getattr(model, "layers", None) == "auto" else model
+  if isinstance(model, nn.Module) and getattr(model, "layers", None) == "auto":
+    return model.clone(layers=form)
+  return model
 
 
 def in_dtype(model: AnyModel, dtype: DTypeLike) -> AnyModel:

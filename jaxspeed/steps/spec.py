@@ -121,10 +121,10 @@ def make_train_spec(
   if model is not None:
     model = prepared(model, config)
   else:
-    shipped = make_model(config)
-    if not type(shipped).__module__.startswith("jaxspeed."):
-      check_contract(shipped, config, f"config.model.name={config.model.name!r}")
-    model = for_device(shipped, mesh.devices.flat[0])
+    model = make_model(config)
+    if not type(model).__module__.startswith("jaxspeed."):
+      check_contract(model, config, f"config.model.name={config.model.name!r}")
+  model = for_device(model, mesh.devices.flat[0])
   params, frozen = shapes_of(model, size)["params"], tuple[str, ...]()
   labels = labels_of(model, params, classes=config.data.classes, image_size=size)
   if config.pretrained.path and config.pretrained.freeze:

@@ -158,14 +158,14 @@ def update(
     key = dropout_key(state, part)
     logits, stats = forward(params, state.batch_stats, batch.image, key, spec=spec)
     target = mixed_labels(batch, logits.shape[-1])
-    losses = cross_entropy(logits, target, config.label_smoothing, spec.class_weights)
-    if spec.own_loss is not None:
+    if spec.own_loss is None:
+      losses = cross_entropy(logits, target, config.label_smoothing, spec.class_weights)
+    else:
       losses = own_losses(logits, target, batch, share_done(state.step, spec=spec), spec=spec)
     sums = masked_sums(logits, losses, batch.label, batch.mask)
     weight = sums.count.astype(losses.dtype)
     if spec.class_weights is not None:
-      of_image = jnp.sum(target * jnp.asarray(spec.class_weights, target.dtype), axis=-1)
-      weight = jnp.sum(jnp.where(batch.mask, of_image, 0.0))
+      weight = jnp.sum(jnp.where(batch.mask, class_weight(target, spec=spec), 0.0))
     loss = jnp.sum(jnp.where(batch.mask, losses, 0.0))
     # Divided by the global batch here, because a sum could overflow half precision.
     return loss * (1 / global_batch), (sums, stats, weight)
@@ -218,9 +218,12 @@ def own_losses(
       f"the loss {spec.config.loss!r} returns an array of shape {getattr(losses, 'shape', None)} "
       f"for {len(batch.label)} images: it must return the loss of each."
     )
-  if spec.class_weights is None:
-    return losses
-  return losses * jnp.sum(target * jnp.asarray(spec.class_weights, target.dtype), axis=-1)
+  return losses if spec.class_weights is None else losses * class_weight(target, spec=spec)
+
+
+def class_weight(target: Float[Array, "n classes"], *, spec: TrainSpec) -> Float[Array, "n"]:
+  """The weight of each image in a loss that weights its classes."""
+  return jnp.sum(target * jnp.asarray(spec.class_weights, target.dtype), axis=-1)
 
 
 def stop_gradients(params: PyTree, kind: StepKind, *, spec: TrainSpec) -> PyTree:
