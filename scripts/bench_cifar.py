@@ -40,7 +40,6 @@ from cifar_sides import (
   Peer,
   Side,
   find_peers,
-  last_line,
   write_peer_images,
   write_recipe,
 )
@@ -67,7 +66,8 @@ def time_starts(config: ConfigDict, starts: int, scratch: pathlib.Path) -> dict[
   for _ in range(1 + starts):
     done = subprocess.run([*command, f"--workdir={workdir}"], capture_output=True, text=True)
     if done.returncode:
-      raise UserError(f"jaxspeed.train ended with code {done.returncode}: {last_line(done.stderr)}")
+      said = benchmarking.last(done.stderr)
+      raise UserError(f"jaxspeed.train ended with code {done.returncode}: {said}")
     results.append(json.loads((workdir / "result.json").read_text()))
     shutil.rmtree(workdir)
     print(f"a whole process: {results[-1]['seconds']['process']:.1f} s", flush=True)
@@ -106,7 +106,7 @@ def count_tflop(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | 
     text=True,
   )
   if done.returncode:
-    print(f"operations are not counted: {last_line(done.stderr)}")
+    print(f"operations are not counted: {benchmarking.last(done.stderr)}")
     return None
   counts = json.loads(out.read_text())
   return {

@@ -26,6 +26,7 @@ _PACKAGES = (
   "ml_collections",
   "torch",
   "torchvision",
+  "libtpu",
   "triton",
   "jax-cuda13-plugin",
   "jax-cuda12-plugin",
@@ -139,6 +140,12 @@ def define_choices(
     f"choose from {', '.join(choices)}, with commas between them",
   )
   return holder
+
+
+def last(text: str, lines: int = 1) -> str:
+  """The last lines of a text that are not blank."""
+  found = [line.strip() for line in text.splitlines() if line.strip()]
+  return "\n".join(found[-lines:]) or "it said nothing"
 
 
 def say(report: Report, what: str, figure: str) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Any
 
+import benchmarking
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -146,7 +147,7 @@ class Side:
         with contextlib.suppress(subprocess.TimeoutExpired):
           self._process.wait(10)
         self._errors.seek(0)
-        code, last = self._process.returncode, last_line(self._errors.read())
+        code, last = self._process.returncode, benchmarking.last(self._errors.read())
         raise Ended(f"its process ended with code {code}: {last}")
       lines.append(line)
     return lines
@@ -277,7 +278,7 @@ def write_peer_images(arrays: Any, folder: pathlib.Path) -> str | None:
     np.save(folder / f"{split}_labels.npy", labels)
   command = [sys.executable, "-c", _PEER_IMAGES]
   done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-  return last_line(done.stderr) if done.returncode else None
+  return benchmarking.last(done.stderr) if done.returncode else None
 
 
 def write_recipe(config: ConfigDict, path: pathlib.Path) -> pathlib.Path:
@@ -286,9 +287,3 @@ def write_recipe(config: ConfigDict, path: pathlib.Path) -> pathlib.Path:
   stored_lib.save(config, stored)
   path.write_text(_RECIPE.format(path=str(stored)))
   return path
-
-
-def last_line(text: str) -> str:
-  """The last line of a text that is not blank."""
-  lines = [line.strip() for line in text.splitlines() if line.strip()]
-  return lines[-1] if lines else "it said nothing"

@@ -84,6 +84,8 @@ def main() -> None:
     config = config_flag.value
     command_line.required("config", config and "given")
     config.precision = "float32"
+    if "layers" in config.model:
+      config.model.layers = "fused"  # whose convolutions `with_padding` replaces
     spec = make_train_spec(config, make_plan(config), mesh_lib.make_mesh(1))
     counted = count(spec)
     with mock.patch("jaxspeed.models.layers.conv.convolve_in_loops", with_padding):

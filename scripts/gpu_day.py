@@ -36,7 +36,7 @@ import gpu_tables
 import numpy as np
 from absl import flags
 from gpu_parts import Part
-from gpu_process import ROOT, last
+from gpu_process import ROOT
 
 from jaxspeed.cluster.signals import exit_on_sigterm
 from jaxspeed.config import flags as command_line
@@ -82,13 +82,13 @@ def probe(dry_run: bool) -> Machine:
     for code in (_JAX, _TORCH)
   )
   if jax.returncode:
-    raise UserError(f"JAX does not start: {last(jax.stderr, 1) or 'it said nothing'}.")
+    raise UserError(f"JAX does not start: {benchmarking.last(jax.stderr)}.")
   platform, kind, devices = json.loads(jax.stdout.splitlines()[-1])
   if platform == "cpu":
     raise UserError("JAX sees no GPU: install jaxspeed[cuda13], or try --dry_run on this CPU.")
   why = "" if "True" in torch.stdout else "PyTorch sees no GPU"
   if torch.returncode:
-    why = f"PyTorch does not start ({last(torch.stderr, 1)})"
+    why = f"PyTorch does not start ({benchmarking.last(torch.stderr)})"
   return Machine(f"{devices} x {kind}", devices, why)
 
 
@@ -217,10 +217,8 @@ class Day:
     arguments = self._arguments(part, str(self._data()) if part.trains else "", self._peers)
     command = [sys.executable, str(ROOT / "scripts" / part.script), *arguments, f"--out={raw}"]
     print(f"{count}: {part.title}, at most {minutes:.1f} min", flush=True)
-    run, start = (
-      gpu_process.PartProcess(command, log, self._environment(part), self._lock),
-      time.monotonic(),
-    )
+    start = time.monotonic()
+    run = gpu_process.PartProcess(command, log, self._environment(part), self._lock)
     try:
       entry["state"], entry["reason"] = run.wait(60 * minutes)
     finally:
@@ -228,7 +226,7 @@ class Day:
       entry["minutes"] = round((time.monotonic() - start) / 60, 3)
       entry["clocks"] = run.clocks()
       if entry["state"] == "failed":
-        lines = last(log.read_text(errors="replace"), 5)
+        lines = benchmarking.last(log.read_text(errors="replace"), 5)
         entry["last_lines"] = lines.replace(str(ROOT), ".").splitlines()
       # What is done stays where a second measurement does not come to its end.
       if entry["state"] == "done" or before != "done":

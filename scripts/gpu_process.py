@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import benchmarking
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CLOCKS = ("sm_mhz", "memory_mhz", "watts", "degrees_c")
 _POLL_S, _CLOCK_S = 0.1, 5.0
@@ -63,7 +65,7 @@ class PartProcess:
       if time.monotonic() > next_sample:
         next_sample += _CLOCK_S
         self._clocks += [sample] if (sample := sample_clocks()) else []
-    said = last(self._log.read_text(errors="replace"), 1)
+    said = benchmarking.last(self._log.read_text(errors="replace"))
     return ("failed", f"code {code}: {said}") if code else ("done", "")
 
   def clocks(self) -> dict[str, Any]:
@@ -82,7 +84,3 @@ class PartProcess:
         os.killpg(self._process.pid, number)
       with contextlib.suppress(subprocess.TimeoutExpired):
         self._process.wait(seconds)
-
-
-def last(text: str, lines: int) -> str:
-  return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])

@@ -274,6 +274,17 @@ def runner(program: StepProgram, spec: TrainSpec) -> Callable[[int], float]:
   return run
 
 
+def held_bytes(compiled: Any) -> int | None:
+  """Bytes of a program's arguments, results and temporaries on a device; None: not known."""
+  memory = compiled.memory_analysis()
+  return memory and (
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    + memory.temp_size_in_bytes
+    - memory.alias_size_in_bytes
+  )
+
+
 def prepare(
   step: Step, *options: str, steps: int = 1
 ) -> tuple[Callable[[int], float], dict[str, Any]]:
@@ -281,13 +292,7 @@ def prepare(
   spec, start = step.spec(*options), time.perf_counter()
   program = compile_step(spec, step.phase, steps=steps)
   compile_s = time.perf_counter() - start
-  memory = program.compiled.memory_analysis()
-  held = memory and (
-    memory.argument_size_in_bytes
-    + memory.output_size_in_bytes
-    + memory.temp_size_in_bytes
-    - memory.alias_size_in_bytes
-  )
+  held = held_bytes(program.compiled)
   return runner(program, spec), {
     "compile_s": compile_s,
     "memory_gb": held and held / 1e9,

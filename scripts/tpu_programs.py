@@ -30,7 +30,6 @@ from jaxspeed.config import flags as command_line
 from jaxspeed.devices import allreduce
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.errors import UserError
-from jaxspeed.records.provenance import versions
 from jaxspeed.scaling.hardware import DEVICES
 
 # A recipe, the chips of a slice, and the sizes in which it differs from its first phase.
@@ -80,13 +79,8 @@ def count(program: StepProgram) -> dict[str, Any]:
     classes[kernel.purpose] += cycles
     layers["/".join(filter(None, module.groups())) if module else "no layer named"] += cycles
   reduced = allreduce.count(text)
-  gigabytes = (
-    memory.argument_size_in_bytes
-    + memory.output_size_in_bytes
-    - memory.alias_size_in_bytes
-    + memory.temp_size_in_bytes
-    + memory.generated_code_size_in_bytes
-  ) / 1e9
+  held = step_program.held_bytes(program.compiled) + memory.generated_code_size_in_bytes
+  gigabytes = held / 1e9
   return {
     "gigabytes": round(gigabytes, 3),
     "fits": gigabytes < DEVICES["tpu_v5e"].memory_gb,
@@ -128,7 +122,7 @@ def main() -> None:
 
   def run(arguments: list[str]) -> None:
     command_line.nothing_left(arguments)
-    report: dict[str, Any] = {"what": _WHAT, "versions": versions(), "programs": []}
+    report: dict[str, Any] = {"what": _WHAT, "software": benchmarking.environment(), "programs": []}
     for program, layers in itertools.product(PROGRAMS, ("auto", "fused")):
       row = compile_one(*program, layers)
       print(
