@@ -5,7 +5,7 @@ The minutes are estimates for an H100 with an empty cache: no GPU has confirmed 
 
 import dataclasses
 
-_CIFAR = ("--runs=10", "--cold_starts=2")
+_CIFAR = ("--runs=10", "--cold_starts=1")
 _TOY_CIFAR = (
   "--config=configs/quickstart.py",
   "--config.data.name=cifar10",
