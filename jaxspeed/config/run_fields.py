@@ -180,7 +180,7 @@ class Config(Group):
   eval: Annotated[Eval, Mark.EVALUATE] = Eval()
   allreduce: Allreduce = Allreduce()
   compile: Annotated[Literal["full", "quick"], Mark.PREDICT] = "full"
-  """quick: to try things, programs that a CPU compiles in a third of the time and that run a little
+  """quick: to try things, programs that a CPU compiles in half of the time and that run a little
   slower, and one program for steps with and without a trained whitening bias; results differ by
   rounding only, and name the mode"""
   compiler_options: tuple[kinds.XlaOption, ...] = ()
