@@ -49,20 +49,18 @@ def _attention_init(width: int) -> nn.initializers.Initializer:
   return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-class _LayerNorm(nn.Module):
+def _norm(x: Float[Array, "..."], epsilon: float, name: str) -> Float[Array, "..."]:
   """Layer norm over the last axis, in the accumulation dtype; returns the dtype of its input."""
-
-  epsilon: float
-
-  @nn.compact
-  def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-    masters = accumulation(x.dtype)
-    scale = self.param("scale", nn.initializers.ones_init(), x.shape[-1:], masters)
-    bias = self.param("bias", nn.initializers.zeros_init(), x.shape[-1:], masters)
-    values = x.astype(masters)
-    centered = values - values.mean(axis=-1, keepdims=True)
-    var = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-    return (centered * jax.lax.rsqrt(var + self.epsilon) * scale + bias).astype(x.dtype)
+  masters = accumulation(x.dtype)
+  norm = nn.LayerNorm(
+    epsilon,
+    masters,
+    masters,
+    use_fast_variance=False,
+    force_float32_reductions=False,  # x is in it; flax would promote, which strict JAX refuses
+    name=name,
+  )
+  return norm(x.astype(masters)).astype(x.dtype)
 
 
 class Attention(nn.Module):
@@ -100,8 +98,7 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "n t w"]) -> Float[Array, "n t w"]:
-    norm = functools.partial(_LayerNorm, self.norm_epsilon)
-
+    norm = functools.partial(_norm, epsilon=self.norm_epsilon)
     dense = functools.partial(
       nn.Dense,
       dtype=self.dtype,
@@ -113,8 +110,8 @@ class Block(nn.Module):
     def drop(y):
       return nn.Dropout(self.dropout, deterministic=not self.train)(y)
 
-    x = x + drop(Attention(self.heads, self.dtype, name="attention")(norm(name="norm1")(x)))
-    y = dense(self.mlp, name="mlp1")(norm(name="norm2")(x))
+    x = x + drop(Attention(self.heads, self.dtype, name="attention")(norm(x, name="norm1")))
+    y = dense(self.mlp, name="mlp1")(norm(x, name="norm2"))
     y = drop(jax.nn.gelu(y, approximate=self.approximate))
     return x + drop(dense(x.shape[-1], name="mlp2")(y))
 
@@ -173,7 +170,7 @@ class ViT(nn.Module):
         dtype=self.dtype,
         name=f"block{number}",
       )(x)
-    x = _LayerNorm(self.norm_epsilon, name="norm")(x)
+    x = _norm(x, self.norm_epsilon, "norm")
     x = x[:, 0].astype(masters) if self.pool == "token" else jnp.mean(x, axis=1, dtype=masters)
     if self.rep_size:
       x = jnp.tanh(nn.Dense(self.rep_size, param_dtype=masters, name="pre_logits")(x))
