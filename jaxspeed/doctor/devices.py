@@ -19,7 +19,6 @@ from jaxspeed.scaling.hardware import DEVICES
 _SHEETS: dict[str, tuple[float, float]] = {
   "H100 PCIe": (756, 2039),
   "H100 NVL": (835, 3938),
-  "H200": (989, 4800),
   "A100-SXM4-40GB": (312, 1555),
   "A100-PCIE-40GB": (312, 1555),
   "A100 80GB PCIe": (312, 1935),

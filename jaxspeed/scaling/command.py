@@ -109,7 +109,7 @@ def _cluster(given: SimpleNamespace, plan: Plan, devices: int, work: Work) -> Cl
   fields: dict[str, Any] = dict(
     per_host=given.per_host.value,
     in_flight=given.in_flight.value,
-    ready=READY if given.device.value == "h100" else LATE,
+    ready=READY if given.device.value in ("h100", "h200") else LATE,
     cores=given.cores.value or 0.0,
   )
   device = DEVICES[given.device.value]

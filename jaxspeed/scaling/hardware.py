@@ -47,7 +47,7 @@ class Device:
 
   Attributes:
     images_per_s: one device's share of the images/s of a server of eight that trains ResNet-50 at
-      224 px in half precision from a real input pipeline.
+      224 px in half precision from a real input pipeline, unless `source` says otherwise.
     batch: images per device in that measurement.
     memory_gb: memory of one device.
     tflops: data sheet's matrix products in half precision, dense, 1e12 operations per second; in
@@ -92,15 +92,20 @@ DEVICES = {
     "231 GB/s inside, 400 Gbit/s between p4d.24xlarge",
   ),
   "h100": Device(
-    16_621 / 8 * 3350 / 2039, 256, 80, 989, 3350, 450, 400, RDMA, 0,
-    "the A100's times 3,350 / 2,039, the memory bandwidths of the data sheets, as no such rate is "
-    "published and a step is bound by memory; 3,200 Gbit/s of p5.48xlarge",
+    256 / 29.2e-3 * 3350 / 4800, 256, 80, 989, 3350, 450, 400, RDMA, 0,
+    "an H200's times 3,350 / 4,800, the data sheets' memory bandwidths, which bind a step; "
+    "3,200 Gbit/s of p5.48xlarge",
+  ),
+  "h200": Device(
+    256 / 29.2e-3, 256, 141, 989, 4800, 450, 400, RDMA, 0,
+    "this package's step of 256 images on one H200 under the profiler, 29.2 ms "
+    "(results/gpu_day/profile_resnet50.json), without input; networks as an H100's",
   ),
   **{
     f"tpu_{kind}": Device(
       16_621 / 8 * bandwidth / 2039, 256, memory, tflops, bandwidth, ici, 8 * ici, RDMA, 0,
-      f"the A100's times {bandwidth:,} / 2,039, the memory bandwidths, as for an H100: a bound by "
-      f"memory, not a measurement; links between chips of {ici} GB/s each way, also between hosts",
+      f"the A100's times {bandwidth:,} / 2,039, the memory bandwidths: a bound by memory, not a "
+      f"measurement; links between chips of {ici} GB/s each way, also between hosts",
     )
     for kind, (memory, tflops, bandwidth, ici) in TPUS.items()
   },

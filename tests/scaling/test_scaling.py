@@ -20,7 +20,15 @@ from jaxspeed.scaling.allreduce_time import (
   overlapped_s,
   ring_s,
 )
-from jaxspeed.scaling.hardware import DEVICES, INPUT, LATE, READY, Cluster, cluster_of
+from jaxspeed.scaling.hardware import (
+  DEVICES,
+  INPUT,
+  LATE,
+  READY,
+  REFERENCE_SIDE,
+  Cluster,
+  cluster_of,
+)
 from jaxspeed.scaling.predict import compute_s, measured_rate, predict, step_of
 from jaxspeed.scaling.work import RESNET50, work_of
 
@@ -207,6 +215,13 @@ def test_when_gradients_are_sent_is_compiled(kind, curve):
   counted = [size / 1e6 for _, size in exchange_of(config).groups(4.0)]
   compiled = [row["megabytes"] for row in program["all_reduces"]]
   assert sorted(compiled) == pytest.approx(sorted(counted), abs=1e-3)
+
+
+def test_an_h200_has_the_rate_that_was_measured():
+  measured = read("gpu_day/profile_resnet50.json")
+  rate = measured["batch_size"] / measured["milliseconds"] * 1e3
+  assert measured["image_size"] == REFERENCE_SIDE and "H200" in measured["device"]
+  assert DEVICES["h200"].images_per_s == pytest.approx(rate, rel=1e-3)
 
 
 def test_more_devices_take_less_time_and_hide_less():
