@@ -34,8 +34,7 @@ _COLUMNS |= dict.fromkeys(("top5", "macro_top1", "ece"), ".2%") | {"seconds": ".
 
 def main() -> None:
   """Reads the flags and evaluates a run, or published weights with a recipe."""
-  workdir = flags.DEFINE_string("workdir", None, "The folder of a run that jaxspeed.train made.")
-  step = command_line.define_step()
+  workdir, step = command_line.define_run()
   split = flags.DEFINE_enum(
     "split", "eval", ["eval", "train"], "The images to evaluate; train: without augmentation."
   )
@@ -66,9 +65,8 @@ def main() -> None:
       command_line.without_effect("beside --config", step)
     config = _merged(load_config(folder) if folder else recipe, given)
     checks.check_effects(config, given, command="evaluate")
-    what: dict[str, Any] = {"split": split.value}
-    if logits.value is not None:
-      what["logits"] = _output(logits.value, config)
+    file = None if logits.value is None else _output(logits.value, config)
+    what: dict[str, Any] = {"split": split.value, "logits": file}
     with exit_on_sigterm():
       if folder:
         rows = evaluate(folder, step=step.value, config=config, **what)

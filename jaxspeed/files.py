@@ -141,7 +141,7 @@ def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bo
     return True
   how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
   try:
-    fcntl.flock(descriptor, how)
+    fcntl.flock(descriptor, how)  # noqa: TID251
   except BlockingIOError:
     return False
   except OSError:
@@ -224,7 +224,7 @@ def dump_json(value: Any, **options: Any) -> str:
   Raises:
     ValueError: `value` contains NaN or an infinity.
   """
-  return json.dumps(value, allow_nan=False, **options)
+  return json.dumps(value, allow_nan=False, **options)  # noqa: TID251
 
 
 def parse_json(text: str | bytes, kind: Any = Any) -> Any:
@@ -239,16 +239,21 @@ def parse_json(text: str | bytes, kind: Any = Any) -> Any:
   """
   try:
     string = text if isinstance(text, str) else text.decode()
-    value = json.loads(string, parse_constant=_refuse)
+    value = json.loads(string, parse_constant=_refuse)  # noqa: TID251
+    if kind is not Any:
+      # Strict: `True` is not a number, 3.0 not an integer; a list still passes for a tuple.
+      _checker(kind).validate_json(string, strict=True)
+    return value
+  except pydantic.ValidationError as error:
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(ascii(part).strip("'")[:60] for part in first["loc"])
+    raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
   except json.JSONDecodeError as error:
     raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
   except UnicodeDecodeError:
     raise ValueError("it is no text in UTF-8") from None
   except RecursionError:
     raise ValueError("it is nested too deeply") from None
-  if kind is not Any:
-    _check_kind(string, kind)
-  return value
 
 
 def load_json(path: pathlib.Path, kind: Any = Any) -> Any:
@@ -301,17 +306,6 @@ def read_json(path: pathlib.Path, kind: Any, advice: str) -> Any:
 @functools.cache
 def _checker(kind: Any) -> pydantic.TypeAdapter[Any]:
   return pydantic.TypeAdapter(kind)
-
-
-def _check_kind(text: str, kind: Any) -> None:
-  """Raises a ValueError that says in a few words why a JSON text does not have a type."""
-  try:
-    # Strict: `True` is not a number, 3.0 not an integer; a list still passes for a tuple.
-    _checker(kind).validate_json(text, strict=True)
-  except pydantic.ValidationError as error:
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(ascii(part).strip("'")[:60] for part in first["loc"])
-    raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
 
 
 def _refuse(name: str) -> Any:

@@ -11,7 +11,6 @@ counts the images there: it reads their headers from disk, and caches their size
 
 from absl import flags
 
-from jaxspeed.config import checks, output
 from jaxspeed.config import flags as command_line
 
 
@@ -33,16 +32,11 @@ def main() -> None:
 
     command_line.nothing_left(arguments)
     config = config_flag.value
-    assert config is not None
     if csv.value:
       command_line.without_effect("beside --csv", groups, parameters)
-    given = config_flag.overrides
-    notes = checks.check_effects(config, given)
     find_devices()  # computing shapes needs no device, but it needs JAX's backend
-    found = planned(config, devices=devices.value, given=given)
+    found = planned(config, devices=devices.value, given=config_flag.overrides)
     config, plan = found.config, found.plan
-    for note in notes:
-      output.note(note)
     if csv.value:
       print("\n".join(csv_lines(config, plan)))
       return

@@ -15,26 +15,21 @@ For a file that is not an image, a sentence on standard error says why, or the c
 others are still predicted, and the exit code is 2.
 """
 
-import contextlib
 import os
 import pathlib
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 from absl import flags
 
-from jaxspeed.config import checks, output
 from jaxspeed.config import flags as command_line
+from jaxspeed.config import output
 from jaxspeed.errors import MISTAKE, UserError, printable
-
-if TYPE_CHECKING:
-  from jaxspeed.run.predict import Predictor
 
 
 def main() -> None:
   """Reads the flags and the names of images; prints a block for each image, or writes a table."""
-  workdir = flags.DEFINE_string("workdir", None, "The folder of a run that jaxspeed.train made.")
-  step = command_line.define_step()
+  workdir, step = command_line.define_run()
   csv = flags.DEFINE_string("csv", None, "Writes a table to this file; - is standard output.")
   top = flags.DEFINE_integer(
     "top", None, "The classes of an image; the default is 5, and 1 with --csv.", 1, 1_000_000
@@ -51,12 +46,10 @@ def main() -> None:
       raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
     if config is not None:
       command_line.without_effect("beside --config", step)
-      given = config_flag.overrides
-      checks.check_effects(config, given, command="predict")
-      opened = run_predict.pretrained_predictor(with_last_mode(config), given)
+      config = with_last_mode(config)
+      opened = run_predict.pretrained_predictor(config, config_flag.overrides)
     elif workdir.value or os.path.isdir(images[0] if images else ""):
       folder, images = command_line.take_run(workdir.value, images)
-      assert folder is not None
       opened = run_predict.run_predictor(pathlib.Path(folder), step.value)
     elif images:
       raise UserError(
@@ -80,12 +73,7 @@ def main() -> None:
   command_line.run(run, command="predict")
 
 
-def _write_table(
-  path: str,
-  arguments: list[str],
-  opened: "contextlib.AbstractContextManager[Predictor]",
-  top: int,
-) -> None:
+def _write_table(path: str, arguments: list[str], opened: Any, top: int) -> None:
   """Writes the predictions of all images that the arguments name, and says how many there are."""
   from jaxspeed.cluster.signals import exit_on_sigterm
   from jaxspeed.records.console import make_console, progress_bar, silent_console

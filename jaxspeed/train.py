@@ -30,8 +30,8 @@ import sys
 
 from absl import flags
 
-from jaxspeed.config import checks, output
 from jaxspeed.config import flags as command_line
+from jaxspeed.config import output
 from jaxspeed.errors import FAULT, MISTAKE, UserError
 
 
@@ -69,17 +69,11 @@ def main() -> None:
     command_line.nothing_left(arguments)
 
     config = config_flag.value
-    assert config is not None
     screen = functools.partial(Screen, as_json=json_flag.value, quiet=output.is_quiet())
     steps = None if profile_flag.value is None else parse_steps(profile_flag.value)
     hooks = dataclasses.replace(COMMAND, make_screen=screen, profile=steps)
     keep_host_memory()
-    given = config_flag.overrides
-    notes = checks.check_effects(config, given, command="train")
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
-    if peers is None or peers.process == 0:
-      for note in notes:
-        output.note(note)
     if not (workdir_flag.value or config.name):
       raise UserError(
         "config.name is empty: set --config.name for the folder runs/NAME, or --workdir."
@@ -87,7 +81,7 @@ def main() -> None:
     workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
     try:
       with processes.exit_on_lost_peer():
-        train(config, workdir, peers, given=given, hooks=hooks)
+        train(config, workdir, peers, given=config_flag.overrides, hooks=hooks)
     except Stopped as stopped:
       if processes.is_primary():
         output.say(stopped)

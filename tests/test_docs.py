@@ -11,7 +11,7 @@ import yaml
 from in_process import command
 from recipes import get_config
 
-from jaxspeed.config.registry import FAMILIES
+from jaxspeed.config.registry import FAMILIES, fields_of
 from jaxspeed.config.stored import leaves
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def test_a_command_names_flags_recipes_and_fields_that_there_are(page, words):
     if flag.startswith("--config."):
       known = dict(leaves(config))
       field = flag.removeprefix("--config.")
-      model = FAMILIES[known["model.name"]].fields
+      model = fields_of(FAMILIES[known["model.name"]])
       assert field in known or field in {each.name for each in model}, (page, word)
     elif flag.startswith("--"):
       assert flag in help_of(name), (page, word)

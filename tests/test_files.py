@@ -1,6 +1,5 @@
 """Files that are whole or not there, under names that nobody can guess; JSON that is checked."""
 
-import ast
 import dataclasses
 import errno
 import json
@@ -25,9 +24,6 @@ from jaxspeed.files import (
   try_lock,
   write_atomically,
 )
-
-PACKAGE = pathlib.Path(files.__file__).parent
-
 
 # Written whole
 
@@ -242,21 +238,3 @@ def test_only_regular_files_are_read(tmp_path, monkeypatch):
 )
 def test_advice_fits_the_error_of_the_disk(code, advice):
   assert advice in mend(OSError(code, os.strerror(code)))
-
-
-# One place
-
-
-def calls(name):
-  """Where the package calls a function of such a dotted name."""
-  for path in sorted(PACKAGE.rglob("*.py")):
-    for node in ast.walk(ast.parse(path.read_text())):
-      if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
-        yield f"{path.relative_to(PACKAGE)}:{node.lineno}"
-
-
-@pytest.mark.parametrize(
-  "name", ["json.dumps", "json.dump", "json.loads", "json.load", "fcntl.flock", "os.fsync"]
-)
-def test_it_is_done_in_one_place(name):
-  assert [place for place in calls(name) if not place.startswith("files.py:")] == []

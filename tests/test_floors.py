@@ -34,7 +34,8 @@ PLANTED = {
   "S307": "eval('1')",
   "S301": "import pickle\npickle.loads(b'')",
   "TID251": ("import pickle", "from pickle import loads", "import dill", "import cloudpickle")
-  + ("import marshal", "import shelve", "import torch", "def f():\n  import torchvision.models"),
+  + ("import marshal", "import shelve", "import torch", "def f():\n  import torchvision.models")
+  + ("import json\njson.dumps(1)", "from json import loads", "import fcntl\nfcntl.flock(0, 1)"),
   "TID252": "from . import files",
   "TID253": ("import tensorflow as tf", "import tensorflow_datasets as tfds", "import keras"),
   "pickled arrays": ("np.load(path, allow_pickle=True)", "np.load(path, allow_pickle=given)"),

@@ -16,10 +16,10 @@ import pydantic
 from ml_collections import ConfigDict
 
 from jaxspeed.config import fields
-from jaxspeed.config.conditions import WHITENS, View, leaves
-from jaxspeed.config.registry import FAMILIES, Model
+from jaxspeed.config.registry import FAMILIES, Model, fields_of
 from jaxspeed.config.run_fields import Config
-from jaxspeed.config.schema import USED, Declared, shown
+from jaxspeed.config.schema import Declared, Values, leaves, shown, values_of
+from jaxspeed.config.training_fields import whitens
 from jaxspeed.errors import UserError
 
 
@@ -36,13 +36,13 @@ def checked(values: Mapping[str, Any] | ConfigDict, *, source: str = "") -> Conf
     UserError: names the first invalid field and the values that it accepts, or those that
       contradict each other.
   """
-  view = View(values := to_plain(values))
+  view = values_of(values := to_plain(values))
   model, sentence = str(view["model.name"]), ""
-  family: Any = FAMILIES[model].fields if model in FAMILIES else Model
+  family: Any = fields_of(FAMILIES[model]) if model in FAMILIES else Model
   try:
     whole = _whole(dict[str, Any] if view["given.model"] else family)
     found = whole.model_validate(values).model_dump()
-    for clashing, reason in _contradictions(view := View(found)):
+    for clashing, reason in _contradictions(view := values_of(found)):
       named = " with ".join(f"config.{name}={shown(view[name])}" for name in clashing.split())
       sentence = sentence or f"{named}: {reason}."
   except pydantic.ValidationError as error:
@@ -111,7 +111,7 @@ def _sentence(error: pydantic.ValidationError, values: Any, model: str) -> str:
     return fields.no_field(name, model)
   accepted = known[name].accepted
   must = "choose" if accepted.startswith("one of ") else "it must be"
-  return f"config.{name}={shown(View(values)[name])}: {must} {accepted}."
+  return f"config.{name}={shown(values_of(values)[name])}: {must} {accepted}."
 
 
 def parse_value(name: str, text: str) -> Any:
@@ -136,19 +136,13 @@ def to_flags(overrides: Mapping[str, Any]) -> list[str]:
   return [f"--config.{name}={v if isinstance(v, str) else repr(v)}" for name, v in values]
 
 
-def check_effects(
-  config: ConfigDict, overridden: Collection[str], *, command: str = ""
-) -> list[str]:
+def check_effects(config: ConfigDict, overridden: Collection[str], *, command: str = "") -> None:
   """Refuses overrides without an effect.
 
   Args:
     config: the config with its overrides, checked.
     overridden: names of the fields that the command line sets.
     command: "train", "evaluate" or "predict", for what holds for that command only; '': none.
-
-  Returns:
-    A sentence for each field without an effect that the recipe sets; none for "evaluate" and
-    "predict".
 
   Raises:
     UserError: a field of the command line has no effect.
@@ -160,37 +154,25 @@ def check_effects(
       raise UserError(
         f"config.{name} has no effect: {command} does not use it; --help=all lists what it uses."
       )
-    sentence, _ = _idle(config, known[name], command)
-    if sentence:
-      raise UserError(f"{sentence}.")
+    if sentence := _idle(config, known[name], command):
+      raise UserError(sentence)
+
+
+def set_in_vain(config: ConfigDict) -> list[str]:
+  """A sentence for each field of a recipe that has no effect."""
   bases = [dict(leaves(base)) for base in (fields.base(), fields.imagenet())]
-  notes = []
-  for name, value in [] if command in USED else leaves(config):
-    if name in fields.SHARED and value not in [base.get(name, value) for base in bases]:
-      sentence, beside = _idle(config, known[name], "")
-      # Who turns it off on the command line knows.
-      if sentence and not {name, *beside} & {*overridden}:
-        notes.append(f"{sentence} (set in the recipe).")
-  return notes
+  sets = [n for n, value in leaves(config) if value not in [b.get(n, value) for b in bases]]
+  return [s for n in sets if n in fields.SHARED if (s := _idle(config, fields.SHARED[n], ""))]
 
 
-def _idle(config: ConfigDict, field: Declared, command: str) -> tuple[str, Collection[str]]:
-  """A sentence if a field has no effect, and the names of the deciding fields; '' if it has one."""
+def _idle(config: ConfigDict, field: Declared, command: str) -> str:
+  """A sentence if a field has no effect; '' if it has one."""
+  values = values_of(config)
   for condition in field.conditions:
-    view = View(config)
-    if condition.command in ("", command) and not condition.works(view):
-      beside = [_named(view, name) for name in view.read if name != field.name]
-      if beside:
-        effect = f"{_named(view, field.name)} has no effect beside {' and '.join(beside)}"
-        return f"{effect}: {condition.otherwise}", view.read
-  return "", ()
-
-
-def _named(view: View, name: str) -> str:
-  if name.startswith("given."):
-    return f"{name.removeprefix('given.')}= of jaxspeed.fit"
-  value = view.get(name)
-  return f"config.{name}" if value is None else f"config.{name}={shown(value)}"
+    if condition.command in ("", command) and not condition.works(values):
+      named = f"config.{field.name}={shown(values[field.name])}"
+      return f"{named} has no effect: {condition.otherwise}."
+  return ""
 
 
 # The modes of evaluation, and the values of data.last_batch, of the package's own feeds; any other
@@ -201,7 +183,7 @@ _OF_FEEDS = {
 }
 
 
-def _contradictions(c: View) -> Iterator[tuple[str, str]]:
+def _contradictions(c: Values) -> Iterator[tuple[str, str]]:
   """Yields the names of fields that contradict each other, and the end of a sentence about them."""
   if c["data.feed"] in _OF_FEEDS:
     modes, last_batches = _OF_FEEDS[c["data.feed"]]
@@ -218,15 +200,15 @@ def _contradictions(c: View) -> Iterator[tuple[str, str]]:
   if c["data.feed"] == "stream" and c["model.whiten"] is True:
     yield "model.whiten data.feed", "a stream has no first images: set it to False"
   pixels = min(c["whitening.images"], c["data.train_images"]) * c["data.image_size"] ** 2
-  if WHITENS.works(c) and pixels >= 2**31:
+  if whitens(c) and pixels >= 2**31:
     yield "data.image_size whitening.images", "these are too many pixels to whiten: set one lower"
   if c["pretrained.path"] and c["pretrained.freeze"] == "backbone":
     if not (c["optimizer.head_rate_factor"] or c["given.optimizer"]):
       nothing = "nothing would be trained: raise the factor, or freeze less"
       yield "optimizer.head_rate_factor pretrained.freeze", nothing
   if c["optimizer.layer_decay"] != 1:
-    family = FAMILIES.get(c["model.name"])
-    if family and not (c["given.model"] or hasattr(family.module, "param_layers")):
+    model = FAMILIES.get(c["model.name"])
+    if model and not (c["given.model"] or hasattr(model, "param_layers")):
       without = "the model has no method param_layers, which says the layer of each parameter"
       yield "optimizer.layer_decay model.name", f"{without}: set the decay to 1"
     if c["optimizer.name"] == "muon" and not c["given.optimizer"]:

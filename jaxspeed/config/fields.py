@@ -20,7 +20,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxspeed.config.registry import FAMILIES
+from jaxspeed.config.registry import FAMILIES, fields_of
 from jaxspeed.config.run_fields import Config
 from jaxspeed.config.schema import Declared, declared, shown
 from jaxspeed.errors import UserError
@@ -32,8 +32,8 @@ SHARED = {each.name: each for each in declared(Config) if not each.name.startswi
 def known(model: str | None = None) -> dict[str, Declared]:
   """The shared fields, and those of a family of models, by dotted name; None: of all families."""
   found, of = dict(SHARED), Config.model_fields["model"].metadata
-  for family in [each for name, each in FAMILIES.items() if model in (None, name)]:
-    for field in declared(family.fields, "model.", of):
+  for module in [each for name, each in FAMILIES.items() if model in (None, name)]:
+    for field in declared(fields_of(module), "model.", of):
       found.setdefault(field.name, field)
   return found
 
@@ -109,20 +109,11 @@ def imagenet() -> ConfigDict:
     last_batch="keep",
   )
   config.augment.flip = "random"
-  config.model = dict(
-    name="resnet",
-    depth=50,
-    width=64,
-    zero_init=True,
-    blurpool=False,
-    head_init="normal",
-    ghost_splits=1,
-    norm_momentum=0.9,
-  )
+  config.model = dict(name="resnet", zero_init=True)
   config.optimizer.update(
-    momentum=0.9, nesterov=False, weight_decay=1e-4, bias_decay_factor=0.0, scale_decay_factor=0.0
+    nesterov=False, weight_decay=1e-4, bias_decay_factor=0.0, scale_decay_factor=0.0
   )
-  config.eval.update(batch_size=256, resize=1.14)
+  config.eval.batch_size = 256
   return config
 
 

@@ -4,6 +4,7 @@ import functools
 import importlib
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from jaxspeed.config import fields, output, reference
-from jaxspeed.config.checks import parse_value, with_overrides
+from jaxspeed.config.checks import check_effects, parse_value, set_in_vain, with_overrides
 from jaxspeed.config.recipe import import_modules, load_recipe
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printable
 
@@ -26,20 +27,32 @@ class ConfigFlag:
 
   recipe: ConfigDict | None = None  # None where none is named, which `train` and `plan` refuse
   overrides: Mapping[str, Any] = {}  # by dotted field name
+  command = ""  # as in `run`
 
   @functools.cached_property
-  def value(self) -> ConfigDict | None:
-    """The checked config of the recipe with the overrides; None where none is named."""
-    return None if self.recipe is None else with_overrides(self.recipe, self.overrides)
+  def value(self) -> Any:
+    """The checked config of the recipe with the overrides; None where none is named.
+
+    Raises:
+      UserError: an override is invalid or has no effect.
+    """
+    if self.recipe is None:
+      return None
+    config = with_overrides(self.recipe, self.overrides)
+    check_effects(config, self.overrides, command=self.command)
+    return config
 
   def read(self, arguments: list[str], command: str) -> list[str]:
     """Loads the recipe, and returns the arguments that do not name it."""
+    self.command = command
     recipe = flags.FLAGS["config"].value
     given = [name for name in flags.FLAGS if name.startswith("config.")]
     if recipe is None and command in _OF_RECIPES and arguments and "=" not in arguments[0]:
       recipe, *arguments = arguments
     if recipe is not None:
       self.recipe = load_recipe(recipe)
+      for sentence in set_in_vain(self.recipe) if command in _OF_RECIPES else ():
+        output.note(f"{sentence[:-1]} (set in the recipe).")
     elif command in _OF_RECIPES and not flags.FLAGS["help"].value:
       raise UserError(f"name the recipe to {command}, as in: jaxspeed {command} quickstart.")
     elif given and command != "evaluate":  # which has the config of a run
@@ -75,27 +88,25 @@ def define_fields(argv: Sequence[str]) -> bool:
   return bool(found)
 
 
-class _StepParser(flags.IntegerParser):
-  """Reads the number of a step, or "best"."""
+class _OrWord(flags.ArgumentParser):
+  """Reads what another parser reads, or one word."""
 
-  def parse(self, argument: str | int) -> Any:
-    return argument if argument == "best" else super().parse(argument)
-
-
-class _HelpParser(flags.BooleanParser):
-  """Reads --help, or --help=all."""
+  def __init__(self, parser: flags.ArgumentParser, word: str) -> None:
+    self._parser, self._word = parser, word
 
   def parse(self, argument: Any) -> Any:
-    return argument if argument == "all" else super().parse(argument)
+    return argument if argument == self._word else self._parser.parse(argument)
 
 
-def define_step() -> flags.FlagHolder:
-  """Defines --step, the checkpoint that a command uses."""
+def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder]:
+  """Defines --workdir, the folder of a run, and --step, the checkpoint that a command uses."""
+  help_text = "The folder of a run that jaxspeed.train made, which may also come first."
+  workdir = flags.DEFINE_string("workdir", None, help_text)
   help_text = (
     "The step of the checkpoint, or best for that of the best evaluation "
     "(--config.checkpoint.keep_best keeps it); the default is the newest whole one."
   )
-  return flags.DEFINE(_StepParser(lower_bound=1), "step", None, help_text)
+  return workdir, flags.DEFINE(_OrWord(flags.IntegerParser(1), "best"), "step", None, help_text)
 
 
 def define_quiet(what: str) -> None:
@@ -103,7 +114,7 @@ def define_quiet(what: str) -> None:
   flags.DEFINE_bool("quiet", False, f"Prints results and errors only, no {what}.")
 
 
-def take_run(workdir: str | None, arguments: list[str]) -> tuple[str | None, list[str]]:
+def take_run(workdir: str | None, arguments: list[str]) -> tuple[Any, list[str]]:
   """The folder of a run, which --workdir or the first argument names, and the other arguments."""
   return (arguments[0], arguments[1:]) if arguments and not workdir else (workdir, arguments)
 
@@ -154,7 +165,24 @@ def run(
 def finish(function: Callable[[], None], *, output_is_result: bool = True) -> None:
   """Calls a function as `run` calls a command, and exits with a code unless that is DONE."""
   output.guard()
-  code = _exit_code_of(function)
+  code = DONE
+  try:
+    function()
+  except UserError as error:
+    for line in "".join(getattr(error, "__notes__", ())).splitlines():
+      print(printable(line), file=sys.stderr)
+    output.say(error)
+    code = MISTAKE
+  except SystemExit as ended:
+    code = int(ended.code or DONE)
+  except (KeyboardInterrupt, Exception) as error:
+    # In an import, jaxlib makes an ImportError of a KeyboardInterrupt.
+    if "KeyboardInterrupt\n" in traceback.format_exception(error):
+      output.say("stopped by Ctrl-C.")
+      code = INTERRUPTED
+    else:
+      output.report(error)
+      code = FAULT
   if code == DONE and (lost := output.lost()):
     more = ": send it to another place" if output_is_result else "; the work itself is done"
     output.say(f"standard output could not be written ({lost}){more}.")
@@ -163,33 +191,10 @@ def finish(function: Callable[[], None], *, output_is_result: bool = True) -> No
     sys.exit(code)
 
 
-def _exit_code_of(function: Callable[[], None]) -> int:
-  """Calls a function, reports the exception that ends it, and returns the exit code."""
-  try:
-    function()
-  except UserError as error:
-    for line in "".join(getattr(error, "__notes__", ())).splitlines():
-      print(printable(line), file=sys.stderr)
-    output.say(error)
-    return MISTAKE
-  except SystemExit as ended:
-    return int(ended.code or DONE)
-  except (KeyboardInterrupt, Exception) as error:
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, KeyboardInterrupt):
-      # In an import, jaxlib makes an ImportError of it.
-      cause = cause.__cause__ or cause.__context__
-    if cause is not None:
-      output.say("stopped by Ctrl-C.")
-      return INTERRUPTED
-    output.report(error)
-    return FAULT
-  return DONE
-
-
 def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command: str) -> list[str]:
   """Parses the flags, loads the config, and returns the arguments that are left."""
-  asked = flags.Flag(_HelpParser(), None, "help", None, "Prints this; --help=all: all.", "h", True)
+  parser, words = _OrWord(flags.BooleanParser(), "all"), "Prints this; --help=all: all."
+  asked = flags.Flag(parser, None, "help", None, words, "h", True)
   flags.DEFINE_flag(asked)
   has_config = "config" in flags.FLAGS
   try:

@@ -4,11 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jaxspeed.config import conditions as on
 from jaxspeed.config import kinds
-from jaxspeed.config.schema import Also, Group, Mark, When
+from jaxspeed.config import schema as on
+from jaxspeed.config.schema import Also, Group, Mark
 
 _PREDICT, _PLACE = Mark.PREDICT, Mark.PLACE
+STREAM = on.only("data.feed", "stream")
+_READ = on.unless("data.synthetic")
+_NO_ARRAYS = on.not_given("data")
+_COUNTED = on.When(
+  lambda c: c["data.synthetic"],
+  "a run counts its images; only a plan and synthetic data take the number from the config",
+  command="train",
+)
 
 
 class Data(Group):
@@ -16,38 +24,21 @@ class Data(Group):
 
   feed: Annotated[kinds.Text, _PREDICT] = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
-  name: Annotated[kinds.DataSetName, on.READ, on.NO_ARRAYS, Also("dataset"), _PREDICT] = "cifar10"
+  name: Annotated[kinds.DataSetName, _READ, _NO_ARRAYS, Also("dataset"), _PREDICT] = "cifar10"
   """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
   path: Annotated[
-    kinds.Text, on.READ, on.NO_ARRAYS, Also("data_dir data_path"), Mark.COMMON, _PREDICT, _PLACE
+    kinds.Text, _READ, _NO_ARRAYS, Also("data_dir data_path"), Mark.COMMON, _PREDICT, _PLACE
   ] = ""
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
   a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or a .csv file with the
   columns file, label and perhaps split (docs/data.md)"""
-  hold_out: Annotated[
-    kinds.PositiveShare,
-    on.READ,
-    When(
-      lambda c: c["data.path"] or c["given.data"] or c["tune_on"] == "validation",
-      "this data set has evaluation images of its own; --config.tune_on=validation holds training "
-      "images out",
-    ),
-  ] = 0.1
+  hold_out: Annotated[kinds.PositiveShare, _READ] = 0.1
   """share of each class held out for evaluation where the data have no split of their own or
   tune_on=validation; chosen by file names or pixels, the same in every run; 1, for evaluate: all
   images are evaluated"""
-  copies: Annotated[kinds.Text, on.READ, on.only("phases.copies"), _PLACE] = ""
+  copies: Annotated[kinds.Text, _READ, on.only("phases.copies"), _PLACE] = ""
   """folder of a stream's resized copies; '': data.path with -sz appended"""
-  cache: Annotated[
-    kinds.Text,
-    on.READ,
-    on.NO_ARRAYS,
-    _PLACE,
-    When(
-      lambda c: c["data.feed"] == "stream" or c["data.name"] != "digits" or c["data.path"],
-      "digits are read from a Python package",
-    ),
-  ] = ""
+  cache: Annotated[kinds.Text, _READ, _NO_ARRAYS, _PLACE] = ""
   """folder of cached uint8 arrays and image sizes; '': ~/.cache/jaxspeed/data"""
   classes: Annotated[int, Field(ge=2, le=1_000_000), Mark.COMMON, _PREDICT] = 10
   """number of classes; unless it is set, images on disk and your own arrays decide it"""
@@ -59,9 +50,9 @@ class Data(Group):
     on.by_phase("data.image_size", "image_size"),
   ] = 32
   """side of a training image in pixels; unless it is set, your own arrays decide it"""
-  train_images: Annotated[kinds.Images, on.COUNTED] = 50_000
+  train_images: Annotated[kinds.Images, _COUNTED] = 50_000
   """number of training images, for jaxspeed.plan and for synthetic data; other runs count them"""
-  eval_images: Annotated[kinds.Images, on.COUNTED] = 10_000
+  eval_images: Annotated[kinds.Images, _COUNTED] = 10_000
   """number of evaluation images, as train_images"""
   mean: Annotated[kinds.Mean, _PREDICT] = (125.31, 122.95, 113.87)
   """mean of each channel, 0 ... 255; (): computed from the training images"""
@@ -71,41 +62,29 @@ class Data(Group):
   """images left after an epoch's last full batch; drop: they are left out; keep: they make a short
   batch (stream only); carry_over: they start the next epoch (resident only)"""
   balance: Annotated[
-    Literal["none", "weights", "sampling"], Also("class_weight class_weights"), on.READ
+    Literal["none", "weights", "sampling"], Also("class_weight class_weights"), _READ
   ] = "none"
   """for classes of uneven sizes; weights: the loss of an image is multiplied by images / (classes *
   images of its class), "balanced" in scikit-learn, and a batch's mean divides by the sum of the
   weights, as in PyTorch; sampling: an epoch of the same length shows every class equally often, by
   repeating images of the small ones"""
-  antialias: Annotated[bool, on.STREAM, _PREDICT] = True
+  antialias: Annotated[bool, STREAM, _PREDICT] = True
   """resize a stream's images with Pillow's bilinear filter, which widens as it shrinks an image;
   False: interpolate between the nearest pixels, TensorFlow's default"""
-  on_error: Annotated[Literal["skip", "raise"], on.STREAM, on.READ] = "skip"
+  on_error: Annotated[Literal["skip", "raise"], STREAM, _READ] = "skip"
   """skip: an unreadable image is replaced and reported; raise: it ends the run"""
-  max_broken: Annotated[
-    kinds.Share, on.STREAM, on.READ, on.only("data.on_error", "skip"), _PLACE
-  ] = 0.01
+  max_broken: Annotated[kinds.Share, STREAM, _READ, on.only("data.on_error", "skip"), _PLACE] = 0.01
   """largest share of unreadable images in a split; above 0, one image is always allowed"""
-  read_threads: Annotated[int, Field(ge=1, le=1024), on.STREAM, on.READ, _PREDICT, _PLACE] = 64
+  read_threads: Annotated[int, Field(ge=1, le=1024), STREAM, _READ, _PREDICT, _PLACE] = 64
   """number of threads that read a stream's images; many hide a network disk's latency"""
-  synthetic: Annotated[bool, on.STREAM] = False
+  synthetic: Annotated[bool, STREAM] = False
   """noise in place of a stream's images, to measure the machine without its disk"""
 
 
 class Phases(Group):
   """The phases of a streamed run, one value per phase; (): all phases use the field in []."""
 
-  first_epoch: Annotated[
-    tuple[kinds.Epochs, ...],
-    _PREDICT,
-    When(
-      lambda c: (
-        not c["phases.first_epoch"]
-        or any(c[f"phases.{name}"] for name in Phases.model_fields if name != "first_epoch")
-      ),
-      "the phases are all alike; give another column of config.phases",
-    ),
-  ] = ()
+  first_epoch: Annotated[tuple[kinds.Epochs, ...], _PREDICT] = ()
   """first epoch of each phase, from 0; values below 1 are shares of the run; (): one phase"""
   image_size: Annotated[tuple[kinds.Side, ...], _PREDICT] = ()
   """[data.image_size]"""
@@ -113,7 +92,7 @@ class Phases(Group):
   """[batch_size]"""
   min_scale: tuple[kinds.PositiveShare, ...] = ()
   """[augment.min_scale]"""
-  copies: Annotated[tuple[kinds.Pixels, ...], on.READ] = ()
+  copies: Annotated[tuple[kinds.Pixels, ...], _READ] = ()
   """short side in pixels of the resized copies to read; 0: the original images [0]"""
   eval_mode: Annotated[tuple[kinds.EvalMode, ...], _PREDICT] = ()
   """[eval.mode]"""
@@ -139,7 +118,7 @@ class Augment(Group):
   crop_padding: Annotated[kinds.Pixels, Also("crop")] = 0
   """pixels of reflection padding on each side, before a random crop"""
   min_scale: Annotated[
-    kinds.PositiveShare, on.STREAM, on.by_phase("augment.min_scale", "min_scale")
+    kinds.PositiveShare, STREAM, on.by_phase("augment.min_scale", "min_scale")
   ] = 0.08
   """smallest share of an image's area in its random crop, for a stream"""
   flip: Literal["none", "random", "alternating"] = "none"

@@ -12,7 +12,7 @@ from annotated_types import Predicate
 from pydantic import Field
 
 from jaxspeed.config import registry
-from jaxspeed.config.schema import Says, is_plain, one_of
+from jaxspeed.config.schema import Says, is_plain
 
 
 def _are_contiguous(segments: Sequence[tuple[float, ...]]) -> bool:
@@ -62,19 +62,11 @@ ColorRanges = Annotated[
   Says("four numbers of at least 0 (brightness, contrast, saturation, hue <= 0.5), or ()"),
 ]
 OptimizerName = Annotated[
-  str,
-  Predicate(lambda name: name in (*registry.OPTIMIZER_NAMES, *registry.OPTIMIZERS)),
-  Says(lambda: one_of((*registry.OPTIMIZER_NAMES, *registry.OPTIMIZERS))),
+  str, Predicate(registry.OPTIMIZERS.knows), Says(registry.OPTIMIZERS.names)
 ]
-LossName = Annotated[
-  str,
-  Predicate(lambda name: name in ("cross_entropy", *registry.LOSSES)),
-  Says(lambda: one_of(("cross_entropy", *registry.LOSSES))),
-]
+LossName = Annotated[str, Predicate(registry.LOSSES.knows), Says(registry.LOSSES.names)]
 AugmentationName = Annotated[
-  str,
-  Predicate(lambda name: name in ("", *registry.AUGMENTATIONS)),
-  Says(lambda: one_of(("''", *registry.AUGMENTATIONS))),
+  str, Predicate(registry.AUGMENTATIONS.knows), Says(registry.AUGMENTATIONS.names)
 ]
 Loggers = Annotated[
   tuple[Literal["tensorboard", "wandb", "trackio"], ...],

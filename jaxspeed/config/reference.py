@@ -13,9 +13,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from jaxspeed.config import fields
-from jaxspeed.config.conditions import LEAVE_OUT, leaves
 from jaxspeed.config.registry import FAMILIES
-from jaxspeed.config.schema import Declared, Mark
+from jaxspeed.config.schema import Declared, Mark, leaves
 
 
 def help_text(command: str, all_fields: bool, config: ConfigDict | None) -> str:
@@ -68,8 +67,7 @@ def _listed(command: str) -> Iterator[tuple[str, Declared]]:
 def _words(family: str, field: Declared, values: Mapping[str, Any]) -> str:
   """What is said of a field after its name."""
   value = values.get(field.name, field.default)
-  texts = [when.otherwise for when in field.conditions if when.otherwise != LEAVE_OUT]
-  effect = "; ".join(text for text in texts if f"config.{field.name}" not in text)
+  effect = "; ".join(when.otherwise for when in field.conditions if when.command != "train")
   parts = (
     "" if value is ... else f"={value!r}",
     f" ({field.accepted}): ",

@@ -20,49 +20,70 @@ import itertools
 import textwrap
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 from annotated_types import Predicate
 
-from jaxspeed.config.schema import Also, Group, Mark, Says, one_of
+from jaxspeed.config.schema import Also, Group, Mark, Says
 from jaxspeed.errors import UserError
 
-# The names of the package's own optimizers (`optim.make`) and of its data sets in memory
-# (`data.memory.arrays`), which a user's own cannot take.
-OPTIMIZER_NAMES = ("sgd", "muon", "lars", "adamw")
-DATA_NAMES = ("cifar10", "cifar100", "digits")
-
-# From `config.optimizer` to an optax.GradientTransformation, or to a dict of them by label.
-OPTIMIZERS: dict[str, Callable[..., Any]] = {}
-# From `config.data.path` to arrays.
-DATA_SETS: dict[str, Callable[..., Any]] = {}
-# From the config to a function: of logits [n, classes], targets [n, classes], the `Batch` and the
-# share of the run's steps that are done, to the loss of each image [n]; and of a key, the `Batch`
-# of augmented images and that share, to the `Batch` to train on.
-LOSSES: dict[str, Callable[..., Any]] = {}
-AUGMENTATIONS: dict[str, Callable[..., Any]] = {}
-# From the `TrainState` after an epoch to a number in its row.
-SCALARS: dict[str, Callable[..., Any]] = {}
-
-# Attributes of a module that no user sets, and those that the run sets.
-NO_FIELDS = ("parent", "name", "dtype", "conv_fusion")
+# A Flax module, or any object with its `init` and `apply` (docs/extending.md).
+AnyModel = Any
 _Definition = TypeVar("_Definition", bound=Callable[..., Any])
 
 
-class AnyModel(Protocol):
-  """What the package asks of a model, as a `flax.linen.Module` has it (docs/extending.md)."""
+class Registry(dict[str, Any]):
+  """Definitions by name. Called with a name, it is a decorator that adds one.
 
-  @property
-  def init(self) -> Callable[..., Any]:
-    """From (rng, images, *, train) to a dict with "params" and perhaps "batch_stats"."""
+  Args:
+    what: what it holds, for a message.
+    own: the names of the package's own, which are defined elsewhere.
+  """
 
-  @property
-  def apply(self) -> Callable[..., Any]:
-    """From (variables, images, *, train, ...) to logits, with `mutable` also the new statistics."""
+  def __init__(self, what: str, *own: str) -> None:
+    super().__init__()
+    self.what, self.own = what, own
 
-  def __hash__(self) -> int:
-    """Equal for models of equal fields: shapes are kept by model."""
+  def __call__(self, name: str) -> Callable[[_Definition], _Definition]:
+    def add(new: _Definition) -> _Definition:
+      there = self.get(name, new)
+      # A notebook may run one definition twice.
+      same = (there.__module__, there.__qualname__) == (new.__module__, new.__qualname__)
+      if name in self.own or not same:
+        taken = f"the name {name!r} is that of another {self.what} already"
+        raise UserError(f"{taken}: choose another name.")
+      self[name] = new
+      return new
+
+    return add
+
+  def knows(self, name: str) -> bool:
+    """Whether a field may have this name."""
+    return name in self or name in self.own
+
+  def names(self) -> str:
+    """The known names in words, and how to add one: what a field of such a name accepts."""
+    known = ", ".join(name or "''" for name in (*self.own, *self))
+    return f"one of {known}, or name the module that registers it with --import"
+
+
+# From `config.optimizer` to an optax.GradientTransformation, or to a dict of them by label.
+optimizer = OPTIMIZERS = Registry("optimizer", "sgd", "muon", "lars", "adamw")
+# From `config.data.path` to arrays; the package's own are in `data.memory.arrays`.
+data_set = DATA_SETS = Registry("data set", "cifar10", "cifar100", "digits")
+# From the config to a function: of logits [n, classes], targets [n, classes], the `Batch` and the
+# share of the run's steps that are done, to the loss of each image [n]; and of a key, the `Batch`
+# of augmented images and that share, to the `Batch` to train on.
+loss = LOSSES = Registry("loss", "cross_entropy")
+augmentation = AUGMENTATIONS = Registry("augmentation", "")
+# From the `TrainState` after an epoch to a number in its row.
+scalar = SCALARS = Registry("scalar")
+# Flax modules, by `config.model.name`; filled as the modules of `models/` are imported.
+FAMILIES = Registry("model")
+
+# Attributes of a module that no user sets, and those that the run sets.
+NO_FIELDS = ("parent", "name", "dtype", "conv_fusion")
 
 
 class Model(Group):
@@ -70,32 +91,16 @@ class Model(Group):
 
   name: Annotated[
     str,
-    Predicate(lambda name: name in FAMILIES),
-    Says(lambda: one_of(FAMILIES)),
+    Predicate(FAMILIES.knows),
+    Says(FAMILIES.names),
     Also("arch architecture"),
     Mark.COMMON,
   ]
   """the model"""
 
 
-class Family(NamedTuple):
-  """A flax module, the fields of its config, and the smallest side of its images in pixels."""
-
-  module: Callable[..., Any]
-  fields: type[Model]
-  least_side: int
-
-
-# The families of models by `config.model.name`; filled as the modules of `models/` are imported.
-FAMILIES: dict[str, Family] = {}
-
-
-def model(name: str, *, least_side: int = 1) -> Callable[[_Definition], _Definition]:
+def model(name: str) -> Callable[[_Definition], _Definition]:
   """A decorator that registers a flax module as the family `name` of `config.model.name`.
-
-  Args:
-    name: the family.
-    least_side: the smallest side of its images, in pixels.
 
   Raises:
     UserError: it is not a flax module with `classes` and `dtype`, or another has the name.
@@ -109,15 +114,15 @@ def model(name: str, *, least_side: int = 1) -> Callable[[_Definition], _Definit
         f"the model {name!r} must be a flax.linen.Module with `classes: int` and `dtype: Any`, "
         f"which config.data.classes and config.precision set, and {module} is none."
       )
-    _require_free("model", name, module, FAMILIES[name].module if name in FAMILIES else module)
-    FAMILIES[name] = Family(module, _fields_of(module), least_side)
-    return module
+    fields_of(module)  # now, for the mistakes in its annotations
+    return FAMILIES(name)(module)
 
   return add
 
 
-def _fields_of(module: Any) -> type[Model]:
-  """The attributes of a module as fields with their types, defaults and meanings."""
+@functools.cache
+def fields_of(module: Any) -> type[Model]:
+  """The fields of a module's config: its attributes with their types, defaults and meanings."""
   types, meanings = typing.get_type_hints(module, include_extras=True), _meanings(module)
   fields: dict[str, Any] = {}
   for each in dataclasses.fields(module):
@@ -140,29 +145,3 @@ def _meanings(module: type) -> dict[str, str]:
     if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name)
     if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
   }
-
-
-def _require_free(what: str, name: str, new: Any, there: Any) -> None:
-  """Refuses a name of another definition; a notebook may run one definition twice."""
-  if there is None or (new.__module__, new.__qualname__) != (there.__module__, there.__qualname__):
-    raise UserError(f"the name {name!r} is that of another {what} already: choose another name.")
-
-
-def _register(
-  what: str, table: dict[str, Callable[..., Any]], own: tuple[str, ...], name: str
-) -> Callable[[_Definition], _Definition]:
-  def add(function: _Definition) -> _Definition:
-    _require_free(what, name, function, None if name in own else table.get(name, function))
-    table[name] = function
-    return function
-
-  return add
-
-
-# The decorators for a name of `config.optimizer.name`, `config.data.name`, `config.loss`,
-# `config.augment.own` and in the rows.
-optimizer = functools.partial(_register, "optimizer", OPTIMIZERS, OPTIMIZER_NAMES)
-data_set = functools.partial(_register, "data set", DATA_SETS, DATA_NAMES)
-loss = functools.partial(_register, "loss", LOSSES, ("cross_entropy",))
-augmentation = functools.partial(_register, "augmentation", AUGMENTATIONS, ("",))
-scalar = functools.partial(_register, "scalar", SCALARS, ())

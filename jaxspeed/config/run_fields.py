@@ -8,12 +8,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jaxspeed.config import conditions as on
 from jaxspeed.config import kinds
-from jaxspeed.config.image_fields import Augment, Data, Phases, Pretrained
+from jaxspeed.config import schema as on
+from jaxspeed.config.image_fields import STREAM, Augment, Data, Phases, Pretrained
 from jaxspeed.config.registry import Model
-from jaxspeed.config.schema import Also, Group, Mark, When
-from jaxspeed.config.training_fields import Average, Optimizer, Proxy, Schedule, Whitening
+from jaxspeed.config.schema import Also, Group, Mark
+from jaxspeed.config.training_fields import Average, Optimizer, Proxy, Schedule, Whitening, whitens
+
+_RECTANGLES = on.When(
+  lambda c: any("rect" in mode for mode in on.phase_column(c, "eval_mode") or [c["eval.mode"]]),
+  "it applies to the modes rect and rect_flip only",
+)
+_TESTED = on.only("tune_on", "test")
+_ONE_PIECE = on.unless("schedule.segments", but=("peak",))
+_WHITENS = on.When(whitens, "this model does not begin with a whitening layer")
 
 
 class Eval(Group):
@@ -27,13 +35,13 @@ class Eval(Group):
   (predict uses six for each); of streams also rect, rect_flip, five; per phase: phases.eval_mode"""
   batch_size: Annotated[int, Field(ge=1, le=2**20), Also("val_batch_size"), Mark.PREDICT] = 1000
   """images per device and step of an evaluation"""
-  image_size: Annotated[kinds.Pixels, on.STREAM, Mark.PREDICT] = 0
+  image_size: Annotated[kinds.Pixels, STREAM, Mark.PREDICT] = 0
   """side of an evaluated image of a stream, in pixels; 0: the image size of the phase"""
-  resize: Annotated[float, Field(ge=1, le=10), on.STREAM, Mark.PREDICT] = 1.14
+  resize: Annotated[float, Field(ge=1, le=10), STREAM, Mark.PREDICT] = 1.14
   """short side of a stream's image before its crop, in multiples of the image size"""
-  shapes: Annotated[int, Field(ge=1, le=1000), on.RECTANGLES] = 16
+  shapes: Annotated[int, Field(ge=1, le=1000), _RECTANGLES] = 16
   """largest number of shapes of rectangles"""
-  multiple: Annotated[int, Field(ge=1, le=1024), on.RECTANGLES] = 8
+  multiple: Annotated[int, Field(ge=1, le=1024), _RECTANGLES] = 8
   """pixels of which the sides of rectangles are multiples"""
   every_epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
   """epochs from one evaluation to the next; the last epoch is always evaluated"""
@@ -73,11 +81,11 @@ class Records(Group):
   thumbnails: Annotated[int, Field(ge=0, le=32)] = 24
   """most images of a kind that a run leaves for its report, of at most 64 pixels a side: of the
   highest loss, correct ones, and of a training batch; 0: no thumbnails.npz"""
-  author: Annotated[kinds.Text, on.TESTED] = "jaxspeed"
+  author: Annotated[kinds.Text, _TESTED] = "jaxspeed"
   """author in the DAWNBench entry"""
-  author_email: Annotated[kinds.Text, on.TESTED] = "jaxspeed@example.org"
+  author_email: Annotated[kinds.Text, _TESTED] = "jaxspeed@example.org"
   """e-mail address in the DAWNBench entry"""
-  code_url: Annotated[kinds.Text, on.TESTED] = ""
+  code_url: Annotated[kinds.Text, _TESTED] = ""
   """address of the code in the DAWNBench entry"""
 
 
@@ -128,27 +136,13 @@ class Config(Group):
     kinds.ShareBelowOne, on.only("loss", "cross_entropy"), Also("smoothing")
   ] = 0.0
   """share of the target that is spread evenly over all classes"""
-  target: Annotated[
-    kinds.Share,
-    When(
-      lambda c: c["target_metric"] != "top5" or c["data.classes"] > 5,
-      "all classes are among the five likeliest; set --config.target_metric=top1",
-    ),
-  ] = 0.94
+  target: kinds.Share = 0.94
   """accuracy to reach, as a fraction; the time when it is first reached is reported; 0: none"""
   target_metric: Literal["top1", "top5"] = "top1"
   """accuracy that is compared with the target, and that patience watches"""
   stop_at_target: Annotated[bool, on.only("target")] = False
   """whether the run ends once the target is reached"""
-  patience: Annotated[
-    int,
-    Field(ge=0, le=100_000),
-    Also("early_stopping"),
-    When(
-      lambda c: c["epochs"] > c["patience"] * c["eval.every_epochs"],
-      "there are no more evaluations than that",
-    ),
-  ] = 0
+  patience: Annotated[int, Field(ge=0, le=100_000), Also("early_stopping")] = 0
   """evaluations without a better target_metric after which the run ends; 0: it never ends early. An
   early end leaves out the low learning rates at the end of a schedule, which help most"""
   tune_on: Annotated[Literal["test", "validation"], Mark.EVALUATE] = "test"
@@ -173,9 +167,13 @@ class Config(Group):
   optimizer: Annotated[Optimizer, on.not_given("optimizer", "clip_norm", "layer_decay")] = (
     Optimizer()
   )
-  schedule: Annotated[Schedule, on.not_given("schedule"), on.ONE_PIECE] = Schedule()
-  average: Annotated[Average, on.AVERAGES] = Average()
-  whitening: Annotated[Whitening, on.WHITENS] = Whitening()
+  schedule: Annotated[
+    Schedule, on.not_given("schedule"), on.unless("schedule.segments", but=("peak",))
+  ] = Schedule()
+  average: Annotated[Average, on.unless("average.kind", "none")] = Average()
+  whitening: Annotated[
+    Whitening, on.When(whitens, "this model does not begin with a whitening layer")
+  ] = Whitening()
   proxy: Annotated[Proxy, on.only("proxy.keep")] = Proxy()
   eval: Annotated[Eval, Mark.EVALUATE] = Eval()
   allreduce: Allreduce = Allreduce()
@@ -188,7 +186,7 @@ class Config(Group):
   command_buffers: bool = False
   """whether a GPU launches convolutions and loops from command buffers (CUDA graphs), as XLA does
   with other kernels by default; not timed yet"""
-  conv_fusion: Annotated[Literal["off", "on", "auto"], on.FUSES] = "off"
+  conv_fusion: Literal["off", "on", "auto"] = "off"
   """whether a GPU adds, masks and offsets in cuDNN's graphs of convolutions, by an experimental
   option of XLA: fewer kernels, and bytes of bottlenecks; not timed yet; auto: on GPUs for which
   results/ measures that it is faster, none so far. It has no effect on CPUs"""

@@ -1,23 +1,27 @@
 """Fields as they are declared: type, range, default, meaning, and what else is known of them.
 
-  momentum: Annotated[Share, on.MOMENTUM, Also("beta")] = 0.9
+  momentum: Annotated[Share, on.unless("optimizer.name", "adamw"), Also("beta")] = 0.9
   \"\"\"momentum of SGD and LARS\"\"\"
 
 Checks, --help, docs/fields.md, suggestions of names and "has no effect" all read this.
 """
 
+import collections
 import enum
+import re
 import types
 import typing
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import pydantic
+from ml_collections import ConfigDict
 
 # Longest value shown in a message, in characters.
 _SHOWN = 80
 _Fact = TypeVar("_Fact")
+Values = Mapping[str, Any]  # a config by dotted field name, None for one that it lacks
 
 
 class Group(pydantic.BaseModel):
@@ -45,12 +49,12 @@ class Says(NamedTuple):
 
 
 class When(NamedTuple):
-  """A condition without which a field has no effect (`conditions`)."""
+  """A condition without which a field has no effect."""
 
-  works: Callable[[Any], Any]  # takes a `conditions.View`, which notes the fields that it reads
+  works: Callable[[Values], Any]
   otherwise: str  # the reason or the remedy, as the end of a sentence
   command: str = ""  # the only command to which this applies; '': all
-  but: tuple[str, ...] = ()  # the fields of a group with this condition to which it does not apply
+  but: tuple[str, ...] = ()  # fields of its group to which it does not apply, beside those it names
 
 
 class Also(NamedTuple):
@@ -87,8 +91,9 @@ class Declared(NamedTuple):
 
   @property
   def conditions(self) -> list[When]:
-    last = self.name.rpartition(".")[2]
-    return [each for each in self.facts(When) if last not in each.but]
+    last, own = self.name.rpartition(".")[2], f"config.{self.name}"
+    names = re.compile(r"[\w.]+").findall
+    return [w for w in self.facts(When) if last not in w.but and own not in names(w.otherwise)]
 
   def is_used(self, command: str) -> bool:
     return command not in USED or any(mark in self.metadata for mark in USED[command])
@@ -114,14 +119,60 @@ def declared(group: type[Group], prefix: str = "", of: Any = ()) -> Iterator[Dec
       yield Declared(f"{prefix}{name}", annotation, default, meaning, metadata)
 
 
+def not_given(argument: str, *but: str) -> When:
+  """A group that an argument of `jaxspeed.fit` replaces; evaluations may name other data."""
+  return When(
+    lambda c: not c[f"given.{argument}"], f"{argument}= of jaxspeed.fit replaces it", "train", but
+  )
+
+
+def only(field: str, *values: str) -> When:
+  """Fields that have an effect with some values of another field, or, without any, if it is set."""
+  if not values:
+    return When(lambda c: c[field], f"set --config.{field} too")
+  return When(lambda c: c[field] in values, f"it is for config.{field}={' or '.join(values)}")
+
+
+def unless(field: str, *values: str, but: tuple[str, ...] = ()) -> When:
+  """Fields that have no effect with some values of another field, or, without any, if it is set."""
+  if not values:
+    return When(lambda c: not c[field], f"it is for runs without config.{field}", but=but)
+  return When(
+    lambda c: c[field] not in values, f"it is not for config.{field}={' or '.join(values)}"
+  )
+
+
+def by_phase(field: str, column: str, phase: int = -1) -> When:
+  """A field of the whole run that a column of `phases` replaces; it may repeat that of a phase."""
+  return When(
+    lambda c: phase_column(c, column)[phase:][:1] in ((), (c[field],)),
+    f"each phase has its own: set --config.phases.{column}, or '--config.phases.{column}=()' for "
+    "one in all of them",
+  )
+
+
+def phase_column(c: Values, name: str) -> tuple:
+  """A field's values by phase; () if all phases use the value of the whole run."""
+  return c[f"phases.{name}"] if c["phases.first_epoch"] else ()
+
+
+def leaves(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """Yields pairs of a dotted field name and its value, depth first, names sorted."""
+  for name in sorted(config):
+    if isinstance(config[name], ConfigDict | dict):
+      yield from leaves(config[name], f"{prefix}{name}.")
+    else:
+      yield prefix + name, config[name]
+
+
+def values_of(config: ConfigDict | Mapping[str, Any]) -> Values:
+  """The values of a config by dotted field name, None for a field that it lacks."""
+  return collections.defaultdict(lambda: None, leaves(config))
+
+
 def is_plain(text: str) -> bool:
   """Whether a text has no control characters, line separators or lone surrogates."""
   return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
-
-
-def one_of(names: Iterable[str]) -> str:
-  """The known names in words, and how to add one: what a field of such a name accepts."""
-  return f"one of {', '.join(names)}, or name the module that registers it with --import"
 
 
 def shown(value: Any) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, fields
-from jaxspeed.config.conditions import leaves as leaves
 from jaxspeed.config.schema import Mark, shown
+from jaxspeed.config.schema import leaves as leaves
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, load_json, to_json, write_atomically
 

@@ -33,8 +33,7 @@ def main() -> None:
     "The images that go in: uint8 from 0 to 255, or float32 from 0 to 1.",
   )
   fold = flags.DEFINE_bool("fold", False, "Folds batch norms into convolutions, for onnx.")
-  workdir = flags.DEFINE_string("workdir", None, "The folder of a run, which may also come first.")
-  step = command_line.define_step()
+  workdir, step = command_line.define_run()
   command_line.define_import_flag()
 
   def run(arguments: list[str]) -> None:

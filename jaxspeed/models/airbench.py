@@ -118,15 +118,16 @@ class Group(nn.Module):
     return add_border(self.activation(y + x), border)
 
 
-@registry.model("airbench", least_side=9)
+@registry.model("airbench")
 class Airbench(nn.Module):
   """[n, h, w, 3] to logits [n, classes] in the `accumulation` dtype of `dtype`.
 
   Seven convolutions (ten with `depth` 3): frozen 2x2 whitening filters and their negatives, with a
   bias; three `Group`s of `widths`; a maximum over the last map, which is 3x3 for images of 32
-  pixels; a linear layer without bias. Norms have no scale. Images need at least 9 pixels a side.
+  pixels; a linear layer without bias. Norms have no scale.
   """
 
+  least_side = 9  # of an image, in pixels
   classes: int = 10
   widths: tuple[kinds.Width, kinds.Width, kinds.Width] = (64, 256, 256)
   """channels of the three groups"""

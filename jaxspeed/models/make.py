@@ -30,7 +30,7 @@ def make_model(config: ConfigDict) -> nn.Module:
       "jaxspeed.load(WORKDIR, model=...)."
     )
   fields = config.model.to_dict()
-  module = FAMILIES[fields.pop("name")].module
+  module = FAMILIES[fields.pop("name")]
   if hasattr(module, "conv_fusion"):
     fields["conv_fusion"] = config.conv_fusion == "on"
   return module(classes=config.data.classes, dtype=precision.DTYPES[config.precision], **fields)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from pydantic import Field
 
 from jaxspeed.config import kinds, registry
-from jaxspeed.config.conditions import only
+from jaxspeed.config.schema import only
 from jaxspeed.devices.precision import accumulation
 from jaxspeed.models.layers.activations import Activation, celu
 from jaxspeed.models.layers.conv import Conv, dense_init
@@ -55,18 +55,19 @@ class ConvNorm(nn.Module):
     return x
 
 
-@registry.model("resnet9", least_side=8)
+@registry.model("resnet9")
 class ResNet9(nn.Module):
   """Eight convolutions and a linear layer; [n, h, w, 3] to logits [n, classes].
 
-  Logits have the `accumulation` dtype of `dtype`. Images need at least 8 pixels a side: three 2x2
-  pools, then the maximum over the last map, which for 32 pixels is the original's 4x4 pool. Batch
-  norm uses the statistics of one device.
+  Logits have the `accumulation` dtype of `dtype`. After three 2x2 pools comes the maximum over the
+  last map, which for 32 pixels is the original's 4x4 pool. Batch norm uses the statistics of one
+  device.
 
   The defaults are the first rung of myrtle.ai's ladder. When the original does not train norm
   scales, it has a `celu_alpha` of 0.3 instead of 0.075 and a `head_scale` of 1/16 instead of 1/8.
   """
 
+  least_side = 8  # of an image, in pixels
   classes: int = 10
   width: kinds.FirstWidth = 64
   """channels of the first layer; the last has 8 times as many"""

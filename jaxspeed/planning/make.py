@@ -87,7 +87,7 @@ def make_plan(
 def _check_sides(config: ConfigDict, phase: Phase) -> None:
   """Check that the model accepts the image sizes of a phase."""
   name = config.model.get("name", "")
-  least = FAMILIES[name].least_side if name in FAMILIES else 1
+  least = getattr(FAMILIES.get(name), "least_side", 1)
   trained = "phases.image_size" if config.phases.image_size else "data.image_size"
   evaluated = "eval.image_size" if config.eval.image_size else trained
   for field, side in ((trained, phase.image_size), (evaluated, phase.eval_size)):

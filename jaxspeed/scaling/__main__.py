@@ -40,7 +40,7 @@ def main() -> None:
     from jaxspeed.scaling import command
 
     command_line.nothing_left(arguments)
-    command.run(config_flag.value, given[0], config_flag.overrides)
+    command.run(config_flag.value, given[0])
 
   command_line.run(run, define=define)
 

@@ -1,13 +1,12 @@
 """The flags and the output of `jaxspeed.scaling`."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import checks
 from jaxspeed.config.schema import shown
 from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError, plural
@@ -169,10 +168,9 @@ def _predictions(config: ConfigDict, given: SimpleNamespace) -> Iterator[str]:
     yield from describe(plan, prediction, memory, device.memory_gb)
 
 
-def run(config: ConfigDict | None, given: SimpleNamespace, overridden: Collection[str]) -> None:
+def run(config: ConfigDict | None, given: SimpleNamespace) -> None:
   """Print the predictions of a recipe on more devices."""
   if config is None:
     raise UserError("--config=FILE.py names the recipe.")
-  checks.check_effects(config, overridden)
   find_devices()  # computing shapes needs JAX's backend; this reports its errors
   print("\n".join(_predictions(config, given)))

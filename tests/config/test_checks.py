@@ -42,25 +42,12 @@ def test_values_become_what_the_field_has(field, value, held):
   assert repr(dict(stored.leaves(read))[field]) == repr(held)
 
 
-def test_the_recipe_keeps_its_values():
+def test_names_that_only_python_can_pass_are_refused():
   config = load_recipe("quickstart")
-  before = config.to_json_best_effort()
-  assert with_overrides(config, {"schedule.peak": 2.0, "model.width": 8}).schedule.peak == 2.0
-  assert config.to_json_best_effort() == before
-
-
-@pytest.mark.parametrize(
-  "overrides, message",
-  [
-    ({"schedule": {"peak": 1.0}}, "config.schedule is a group of fields: set config.schedule.FI"),
-    ({3: 1}, "the config has no field 3"),
-    ({"seed": 1.0}, "config.seed=1.0: it must be a whole number"),
-  ],
-)
-def test_mistakes(overrides, message):
-  with pytest.raises(UserError) as error:
-    with_overrides(load_recipe("quickstart"), overrides)
-  assert str(error.value).startswith(message)
+  with pytest.raises(UserError, match="^config.schedule is a group of fields: set config.schedule"):
+    with_overrides(config, {"schedule": {"peak": 1.0}})
+  with pytest.raises(UserError, match="^the config has no field 3"):
+    with_overrides(config, {3: 1})
 
 
 def test_another_family_brings_its_defaults():
@@ -72,27 +59,18 @@ def test_another_family_brings_its_defaults():
   }
 
 
-def test_a_peak_scales_the_segments_of_a_recipe():
+def test_a_peak_scales_the_segments_of_a_recipe_once():
   config = load_recipe("imagenet18:4")
-  before = config.schedule.segments
-  highest = max(rate for segment in before for rate in segment[2:])
-  after = with_overrides(config, {"schedule.peak": highest / 4}).schedule.segments
-  assert [s[:2] for s in after] == [s[:2] for s in before]
-  assert [s[2:] for s in after] == [tuple(rate / 4 for rate in s[2:]) for s in before]
-  assert config.schedule.segments == before
-
-
-def test_a_peak_is_scaled_to_once_and_segments_that_are_given_stay():
-  config = with_overrides(load_recipe("imagenet18:4"), {"schedule.peak": 0.7})
-  segments = config.schedule.segments
-  assert max(rate for segment in segments for rate in segment[2:]) == 0.7
-  assert with_overrides(config, {"schedule.peak": 0.7}).schedule.segments == segments
+  before = config.to_json_best_effort(), config.schedule.segments
+  highest = max(rate for segment in before[1] for rate in segment[2:])
+  scaled = with_overrides(config, {"schedule.peak": highest / 4})
+  after = scaled.schedule.segments
+  assert [s[:2] for s in after] == [s[:2] for s in before[1]]
+  assert [s[2:] for s in after] == [tuple(rate / 4 for rate in s[2:]) for s in before[1]]
+  assert (config.to_json_best_effort(), config.schedule.segments) == before
+  assert with_overrides(scaled, {"schedule.peak": highest / 4}).schedule.segments == after
   given = ((0, 40, 1.0, 1.0),)
   both = with_overrides(config, {"schedule.peak": 0.5, "schedule.segments": given, "epochs": 40.0})
   assert both.schedule.segments == given
-
-
-def test_the_command_line_scales_them_too():
   planned = command("plan", "imagenet18:4", "--config.schedule.peak=2.0", "--csv")
-  rates = [float(line.split(",")[4]) for line in planned.stdout.splitlines()[1:]]
-  assert max(rates) == 2.0
+  assert max(float(line.split(",")[4]) for line in planned.stdout.splitlines()[1:]) == 2.0

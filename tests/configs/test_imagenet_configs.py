@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from recipes import FOLDER, GPUS, TRAIN_IMAGES, get_named, recipe, steps_planned
 
-from jaxspeed.config import stored
+from jaxspeed.config import checks, stored
+from jaxspeed.models import make  # noqa: F401  registers the families of models
 from jaxspeed.planning.make import make_plan
 
 
@@ -82,7 +83,7 @@ KINDS = {
 
 @pytest.mark.parametrize("named", [named for named in GPUS if named.split(":")[0] in KINDS])
 def test_a_recipe_has_the_fields_of_its_source(named):
-  fields = dict(stored.leaves(get_named(named)))
+  fields = dict(stored.leaves(checks.checked(get_named(named))))
   kind = KINDS[named.split(":")[0]]
   assert {field: fields[field] for field in kind} == kind
   # Of all sources only MLPerf's reference resizes without antialiasing.

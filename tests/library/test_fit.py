@@ -300,16 +300,16 @@ def test_a_folder_that_another_start_took_over_raises_in_the_caller(tmp_path):
     ({"config": recipe(watchdog_seconds=60.0)}, "nothing ends the caller's process"),
     (
       {"config": recipe(**{"schedule.peak": 1.0}), "schedule": lambda step: 0.1},
-      "no effect beside schedule=",
+      "no effect: schedule= of",
     ),
     (
       {"config": recipe(**{"optimizer.momentum": 0.5}), "optimizer": optax.identity()},
-      "no effect beside optimizer=",
+      "no effect: optimizer= of",
     ),
-    ({"config": recipe(**{"model.width": 8}), "model": Net()}, "no effect beside model="),
+    ({"config": recipe(**{"model.width": 8}), "model": Net()}, "no effect: model= of"),
     (
       {"config": recipe(**{"augment.cutmix_epochs": 1.0})},
-      "has no effect beside config.augment.cutmix=0",
+      "has no effect: set config.augment.cutmix too",
     ),
   ],
   ids=lambda value: value if isinstance(value, str) else "",

@@ -252,7 +252,7 @@ def test_only_these_two_fields_go_with_an_optimizer_from_python():
   config = config_of()
   config.given.optimizer = "a gradient transformation"
   checks.check_effects(config, ["optimizer.clip_norm", "optimizer.layer_decay"], command="train")
-  with pytest.raises(UserError, match="config.optimizer.b1=.* has no effect beside optimizer="):
+  with pytest.raises(UserError, match="config.optimizer.b1=.* has no effect: optimizer= of"):
     checks.check_effects(config, ["optimizer.clip_norm", "optimizer.b1"], command="train")
 
 

@@ -183,8 +183,8 @@ def _small_images(config: ConfigDict, split: Table, size: int, *, least: bool) -
   named = [f"{split.name(i)} ({split.width[i]} x {split.height[i]})" for i in small[:NAMED]]
   advice, median = "", int(np.median(short[short > 0]))
   if least and median < size:
-    family = FAMILIES.get(config.model.get("name", ""))
-    side = max(median, family.least_side if family else 1)
+    model = FAMILIES.get(config.model.get("name", ""))
+    side = max(median, getattr(model, "least_side", 1))
     one_phase = "'--config.phases.first_epoch=()' " if config.phases.first_epoch else ""
     advice = (
       f"; {one_phase}--config.data.image_size={side} trains at one size, about their own, and is "

@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from jaxspeed.config.registry import DATA_SETS
-from jaxspeed.config.schema import one_of
 from jaxspeed.data import remote
 from jaxspeed.data.formats import npz
 from jaxspeed.data.formats.class_names import check_labels
@@ -145,7 +144,8 @@ def known(name: str) -> Known:
     UserError: there is no such data set.
   """
   if name not in KNOWN:
-    raise UserError(f"config.data.name={name!r}: set config.data.path, or choose {one_of(KNOWN)}.")
+    choose = f"choose {DATA_SETS.names()}"
+    raise UserError(f"config.data.name={name!r}: set config.data.path, or {choose}.")
   return KNOWN[name]
 
 
