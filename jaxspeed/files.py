@@ -256,16 +256,6 @@ def parse_json(text: str | bytes, kind: Any = Any) -> Any:
     raise ValueError("it is nested too deeply") from None
 
 
-def load_json(path: pathlib.Path, kind: Any = Any) -> Any:
-  """`parse_json` of a file.
-
-  Raises:
-    FileNotFoundError: the file does not exist.
-    ValueError: it cannot be read or parsed; the message says why in a few words.
-  """
-  return parse_json(read_bytes(path), kind)
-
-
 def read_bytes(path: pathlib.Path) -> bytes:
   """The content of a regular file.
 
@@ -296,7 +286,7 @@ def read_json(path: pathlib.Path, kind: Any, advice: str) -> Any:
     UserError: the file cannot be read or parsed.
   """
   try:
-    return load_json(path, kind)
+    return parse_json(read_bytes(path), kind)
   except FileNotFoundError:
     return None
   except ValueError as error:

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import threading
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 from pydantic import Field
@@ -16,10 +16,10 @@ from jaxspeed.errors import UserError, mend
 from jaxspeed.files import (
   TEMPORARY,
   dump_json,
-  load_json,
   new_file,
   open_locked,
   parse_json,
+  read_bytes,
   read_json,
   try_lock,
   write_atomically,
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path):
   path = tmp_path / "a.json"
   assert read_json(path, Entry, "delete it") is None
   with pytest.raises(FileNotFoundError):
-    load_json(path)
+    read_bytes(path)
   for content, reason in (
     (b"{}", "name: Field required"),
     (b"\xff\xfe", "it is no text in UTF-8"),
@@ -222,7 +222,7 @@ def test_only_regular_files_are_read(tmp_path, monkeypatch):
   def read_all():
     for name in words:
       try:
-        found[name] = load_json(tmp_path / name, Any)
+        found[name] = read_bytes(tmp_path / name)
       except ValueError as error:
         found[name] = str(error)
 

@@ -26,8 +26,9 @@ from jaxspeed.errors import SUPERSEDED, UserError, mend
 from jaxspeed.files import (
   TEMPORARY,
   is_locked,
-  load_json,
   open_locked,
+  parse_json,
+  read_bytes,
   read_json,
   try_lock,
   write_atomically,
@@ -278,7 +279,7 @@ class FolderLock:
 def read_owner(folder: pathlib.Path) -> Owner | None:
   """The last owner of a run's folder; None if there is none, or the file is damaged."""
   try:
-    return Owner(**load_json(folder / OWNER, Owner))
+    return Owner(**parse_json(read_bytes(folder / OWNER), Owner))
   except (OSError, ValueError):
     return None
 

@@ -12,7 +12,7 @@ from jaxspeed.config import checks, fields
 from jaxspeed.config.schema import Mark, shown
 from jaxspeed.config.schema import leaves as leaves
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, load_json, to_json, write_atomically
+from jaxspeed.files import dump_json, read_json, to_json, write_atomically
 
 # Stored in config.json and in checkpoints' manifests. Raise it when a version can no longer read
 # what an earlier one wrote.
@@ -70,19 +70,16 @@ def load(path: pathlib.Path) -> ConfigDict:
   Raises:
     UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
   """
-  try:
-    loaded = load_json(path, dict[str, Any])
-  except FileNotFoundError:
+  restore = "restore the file that jaxspeed.train wrote, or train again in another --workdir"
+  loaded = read_json(path, dict[str, Any], restore)
+  if loaded is None:
     raise UserError(
       f"{path} is missing: name the folder of a run, the --workdir of a jaxspeed.train."
-    ) from None
-  except ValueError as error:
-    raise UserError(f"{path} cannot be read as a config ({error}).") from None
+    )
   if repr(found := loaded.pop("format", None)) != repr(FORMAT):
     raise UserError(
-      f"{path} is of format {shown(found)}, and this version of jaxspeed reads {FORMAT}: restore "
-      "the file that jaxspeed.train wrote, use the version that trained the run, or train again in "
-      "another --workdir."
+      f"{path} is of format {shown(found)}, and this version of jaxspeed reads {FORMAT}: use the "
+      f"version that trained the run, {restore}."
     )
   for name, field in fields.SHARED.items():
     group, _, last = name.rpartition(".")

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from jaxspeed.config.checks import to_flags
 from jaxspeed.errors import UserError, mend
-from jaxspeed.files import append_line, dump_json, load_json, parse_json, read_bytes
+from jaxspeed.files import append_line, dump_json, parse_json, read_bytes
 
 RUN_FILE = "run.json"
 LAUNCHER = ".launch"  # the folder of the launcher's own files in a run's folder
@@ -217,7 +217,7 @@ def read_run_file(folder: pathlib.Path) -> RunFile | None:
   """
   path = folder / RUN_FILE
   try:
-    found = load_json(path, RunFile)
+    found = parse_json(read_bytes(path), RunFile)
     return RunFile(found["format"], [Job(**job) for job in found["jobs"]], found["seal"])
   except FileNotFoundError:
     return None

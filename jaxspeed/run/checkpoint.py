@@ -33,7 +33,7 @@ from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.config.stored import FORMAT
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, load_json, parse_json, sync, write_atomically
+from jaxspeed.files import dump_json, parse_json, read_bytes, sync, write_atomically
 
 FOLDER = "checkpoints"  # in the run's folder
 MANIFEST = "manifest.json"
@@ -71,7 +71,7 @@ def load_manifest(path: pathlib.Path) -> dict[str, Any]:
     ValueError: it is missing, damaged or of another step than the folder.
   """
   try:
-    found = load_json(path / MANIFEST, _Manifest)
+    found = parse_json(read_bytes(path / MANIFEST), _Manifest)
     if found.pop("crc32") != _crc_of(found):
       raise ValueError("its content has changed")
     if path.name != str(found["step"]):

@@ -146,7 +146,7 @@ stored model=[1] => config.model is a group of fields
 stored model={"name":[1]} => config.model.name=(1,): choose one of airbench
 stored model={"name":"resnet9","foo":1} => the config has no field model.foo
 stored epochs=null => config.epochs=None: it must be a number above 0
-stored epochs=NaN => cannot be read as a config (NaN is no number of JSON).
+stored epochs=NaN => cannot be used (NaN is no number of JSON): restore
 stored runs=true => config.runs=True: it must be a whole number from 1 to
 stored batch_size=100.0 => config.batch_size=100.0: it must be a whole number
 stored data=3 => config.data is a group of fields: set config.data.FIELD.
@@ -158,8 +158,8 @@ stored data={"name":"a/../../x"} => config.data.name='a/../../x': it must be a n
 stored data={"image_size":8192} => these are too many pixels to whiten
 stored data={"path":"a\u2028b"} => config.data.path='a\u2028b': it must be text
 written {} => is of format None, and this version of jaxspeed reads 2
-written  => cannot be read as a config (it is no JSON: Expecting value
-written [] => cannot be read as a config
+written  => cannot be used (it is no JSON: Expecting value
+written [] => cannot be used
 stored epochs=99999999999999999999999 => it must be a number above 0 and up to
 """  # noqa: E501
 
@@ -212,7 +212,7 @@ def test_a_mistake_is_one_sentence(line, module_folder):
 def test_a_stored_config_that_is_nested_too_deeply(tmp_path):
   (tmp_path / "config.json").write_text("[" * 100_000)
   for words in (["evaluate", str(tmp_path)], ["predict", f"--workdir={tmp_path}", "a.png"]):
-    assert "cannot be read as a config (it is nested too deeply)." in mistake(*words)
+    assert "cannot be used (it is nested too deeply): restore" in mistake(*words)
 
 
 def test_fields_in_a_file_of_flags_count(tmp_path):
@@ -226,7 +226,7 @@ def test_a_folder_in_the_place_of_a_config_and_a_name_that_is_too_long(tmp_path)
   (tmp_path / "config.json").mkdir()
   for folder, why in ((tmp_path, "it is no regular file"), (tmp_path / (300 * "a"), "too long")):
     sentence = mistake("predict", f"--workdir={folder}", "a.png")
-    assert f"{folder}/config.json cannot be read as a config (" in sentence and why in sentence
+    assert f"{folder}/config.json cannot be used (" in sentence and why in sentence
 
 
 def test_a_bug_in_a_recipe_shows_pythons_last_frame(tmp_path, monkeypatch):

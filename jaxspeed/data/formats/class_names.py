@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxspeed.data.formats.text import read_lines
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import dump_json, load_json, write_atomically
+from jaxspeed.files import dump_json, parse_json, read_bytes, write_atomically
 
 # The file in a run's folder: a JSON list, so a name may hold any character.
 STORED = "classes.json"
@@ -60,7 +60,7 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
   """
   for path in sorted([folder / STORED, *folder.glob(f"run_*/{STORED}")]):
     try:
-      stored = load_json(path)
+      stored = parse_json(read_bytes(path))
     except (OSError, ValueError):
       continue  # it will be written again
     if renamed and isinstance(stored, list) and _one_has_numbers(names, list(map(str, stored))):
@@ -123,7 +123,7 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
   path = folder / STORED
   try:
     # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
-    names = load_json(path)
+    names = parse_json(read_bytes(path))
   except (OSError, ValueError):
     names = None
   if (

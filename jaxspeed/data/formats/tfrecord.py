@@ -23,7 +23,7 @@ from PIL import Image
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.data.formats.protobuf import masked_checksum
 from jaxspeed.errors import UserError
-from jaxspeed.files import load_json, open_regular
+from jaxspeed.files import open_regular, parse_json, read_bytes
 
 _MOST_RECORDS = 10**12  # in a shard
 # TFDS's name of the feature in imagenet2012, its subsets and the shards of `prepare shards`.
@@ -98,7 +98,7 @@ def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
   """
   path = folder / "dataset_info.json"
   try:
-    info = load_json(path)
+    info = parse_json(read_bytes(path))
     name, file_format = info["name"], info.get("fileFormat", "tfrecord")
     shards = {split["name"]: _shards(folder, name, split) for split in info.get("splits", ())}
     items = info.get("supervisedKeys", {}).get("tuple", {}).get("items", ())

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.network import Network, write
-from jaxspeed.files import dump_json, load_json
+from jaxspeed.files import dump_json, parse_json, read_bytes
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -39,7 +39,7 @@ def check_metadata_file(path: pathlib.Path) -> None:
   """
   beside = metadata_file(path)
   try:
-    found = load_json(beside, dict)
+    found = parse_json(read_bytes(beside), dict)
   except FileNotFoundError:
     return
   except ValueError:
