@@ -71,10 +71,9 @@ class Data(Group):
   antialias: Annotated[bool, STREAM, _PREDICT] = True
   """resize a stream's images with Pillow's bilinear filter, which widens as it shrinks an image;
   False: interpolate between the nearest pixels, TensorFlow's default"""
-  on_error: Annotated[Literal["skip", "raise"], STREAM, _READ] = "skip"
-  """skip: an unreadable image is replaced and reported; raise: it ends the run"""
-  max_broken: Annotated[kinds.Share, STREAM, _READ, on.only("data.on_error", "skip"), _PLACE] = 0.01
-  """largest share of unreadable images in a split; above 0, one image is always allowed"""
+  max_broken: Annotated[kinds.Share, STREAM, _READ, _PLACE] = 0.01
+  """largest share of unreadable images in a split; above 0, one image is always allowed; 0: the
+  first one ends the run"""
   read_threads: Annotated[int, Field(ge=1, le=1024), STREAM, _READ, _PREDICT, _PLACE] = 64
   """number of threads that read a stream's images; many hide a network disk's latency"""
   synthetic: Annotated[bool, STREAM] = False

@@ -87,6 +87,8 @@ def load(path: pathlib.Path) -> ConfigDict:
     for old in field.also if isinstance(held, dict) else ():
       if old in held and last not in held:
         held[last] = held.pop(old)
+  if isinstance(data := loaded.get("data"), dict):
+    data.pop("on_error", None)  # gone since 2026-11-27: max_broken=0 ends a run as "raise" did
   config = checks.checked(loaded | {"compile_cache": ""}, source=str(path))
   there = {"compile_cache", *dict(leaves(loaded))}
   defaults = [

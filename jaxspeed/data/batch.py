@@ -22,6 +22,21 @@ def random_stream(seed: int, *numbers: int) -> np.random.RandomState:
   return np.random.RandomState([seed % 2**32, *numbers])
 
 
+def epoch_flips(seed: int, epoch: int, images: int, *, flip: str) -> Bool[np.ndarray, "n"]:
+  """Return which images of a stream an epoch flips left to right, by number.
+
+  Args:
+    seed: the run's seed.
+    epoch: number from 0.
+    images: size of the data set.
+    flip: "none", "random" or "alternating", as in `epoch_order`.
+  """
+  if flip == "none":
+    return np.zeros(images, bool)
+  bits = random_stream(seed, epoch if flip == "random" else 0, FLIP).random_sample(images) < 0.5
+  return bits ^ (flip == "alternating" and epoch % 2 == 1)
+
+
 class Batch(flax.struct.PyTreeNode):
   """Images and labels of one device.
 

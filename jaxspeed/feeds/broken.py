@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed.data.disk.repair import why_broken
+from jaxspeed.data.disk.broken import why_broken
 from jaxspeed.data.disk.sets import NAMED, ImageSets
 from jaxspeed.errors import UserError, some
 from jaxspeed.feeds.protocol import Broken
@@ -32,16 +32,13 @@ def check_headers(
 
   Args:
     sets: the open image sets.
-    config: the config; with data.on_error="raise", nothing is checked: the stream itself refuses
-      the first unreadable image.
+    config: the config; uses data.max_broken.
     splits: "train", "eval" or both.
 
   Raises:
     UserError: a split has more.
   """
   limit = config.data.max_broken
-  if config.data.on_error == "raise":
-    return
   for images in {id(each): each for each in sets.sets.values()}.values():
     for kind in splits:
       split = images.train if kind == "train" else images.eval

@@ -16,7 +16,7 @@ from jaxspeed.cluster import processes
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk import rectangles
-from jaxspeed.data.disk.repair import why_broken
+from jaxspeed.data.disk.broken import why_broken
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import EvalStream
 from jaxspeed.data.table import Table
@@ -118,7 +118,6 @@ def how_to_read(spec: TrainSpec) -> dict[str, Any]:
   return {
     "process": jax.process_index(),
     "processes": jax.process_count(),
-    "on_error": data.on_error,
     "antialias": data.antialias,
     "read_threads": max(1, data.read_threads // processes.on_this_host()),  # its share
   }

@@ -1,6 +1,6 @@
-"""The interfaces of a feed, which brings images to the steps, and of the data that it opens."""
+"""The interface of a feed, which brings images to the steps."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,6 +9,8 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.data.batch import Batch
+from jaxspeed.data.disk.sets import ImageSets
+from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices.compile import Program
 from jaxspeed.errors import UserError
 from jaxspeed.planning.plan import Phase
@@ -22,53 +24,8 @@ Broken = dict[tuple[str, str], str]
 RunEvaluation = Callable[[], tuple[EvalResult, dict[str, str]]]
 
 
-class OpenData(Protocol):
-  """A data set that a feed has opened: a frozen dataclass with a field `notes`."""
-
-  @property
-  def class_names(self) -> tuple[str, ...]:
-    """Names of the classes, by label."""
-
-  @property
-  def source(self) -> str:
-    """Where the images come from, in words."""
-
-  @property
-  def notes(self) -> tuple[str, ...]:
-    """Lines to print on what the user should know."""
-
-  @property
-  def evaluated_on(self) -> str:
-    """Which images are evaluated, as in `results.Result`."""
-
-  @property
-  def counts(self) -> tuple[int | Mapping[int, int], int]:
-    """The numbers of images to train on, in all or by resized side, and to evaluate on."""
-
-  @property
-  def fingerprint(self) -> str:
-    """The kind and the checksum of the images, in two words; a run resumes with no others."""
-
-  @property
-  def train_labels(self) -> Int[np.ndarray, "n"]:
-    """The labels of the images to train on, in the first phase."""
-
-  @property
-  def decides(self) -> dict[str, int]:
-    """Fields of `config.data` that the data decide, with their values."""
-
-  @property
-  def decider(self) -> str:
-    """The subject and verb of a sentence on them: "the arrays decide"."""
-
-  def to_evaluate_training(self) -> "OpenData":
-    """The same data, with the images to train on as those to evaluate on."""
-
-  def evaluated_count(self, copies: int) -> int:
-    """The number of images that a phase with these copies (`Phase.copies`) evaluates."""
-
-  def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the channels, 0 ... 255, for a config that has none."""
+# What a feed has opened.
+OpenData = Arrays | ImageSets
 
 
 class Feed(Protocol):

@@ -1,6 +1,5 @@
 """The feed of a data set in memory."""
 
-import functools
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.cluster import processes
-from jaxspeed.data.balance import BalancedSampler
+from jaxspeed.data.balance import balanced_order
 from jaxspeed.data.batch import WARMUP, Batch, Order, pad_batches, purpose_key, seed_key
 from jaxspeed.data.memory.arrays import Arrays, open_arrays, take_arrays
 from jaxspeed.devices import mesh as mesh_lib
@@ -208,11 +207,8 @@ class ResidentFeed(Feed):
     if program is not None:
       return program.call(self._key(seed), self._number(epoch))
     parts = dict(images=spec.plan.phases[0].images, flip=spec.config.augment.flip)
-    return mesh_lib.replicate(self._sampler.order(seed, epoch, **parts), spec.mesh)
-
-  @functools.cached_property
-  def _sampler(self) -> BalancedSampler:
-    return BalancedSampler(self.data.train_labels)
+    found = balanced_order(self.data.train_labels, seed, epoch, **parts)
+    return mesh_lib.replicate(found, spec.mesh)
 
   def _number(self, value: int) -> jax.Array:
     return mesh_lib.replicate(np.int32(value), self.spec.mesh)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxspeed.data.balance import BalancedSampler
+from jaxspeed.data.balance import balanced_order
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import TrainStream
@@ -96,9 +96,8 @@ class TrainStreams:
     split = self._sets.sets[phase.copies].train
     order = None
     if config.data.balance == "sampling":
-      sampler = BalancedSampler(split.label)
       parts = dict(images=phase.images, flip=config.augment.flip)
-      order = functools.partial(sampler.order, seed, **parts)
+      order = functools.partial(balanced_order, split.label, seed, **parts)
     return TrainStream(
       split,
       seed=seed,

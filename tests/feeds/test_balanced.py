@@ -12,7 +12,7 @@ from toy import LinearNet, toy_arrays, toy_config
 from toy_images import toy_stream
 
 import jaxspeed
-from jaxspeed.data.balance import BalancedSampler
+from jaxspeed.data.balance import balanced_order
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.resident import ResidentFeed
@@ -115,7 +115,7 @@ def test_the_batches_of_a_stream_are_balanced_on_any_processes(places, last_batc
     assert len(found) == present and found.sum() == phase.images and np.ptp(found) <= 1
     split = sets.sets[phase.copies].train
     parts = dict(images=phase.images, flip=config.augment.flip)
-    expected = BalancedSampler(split.label).order(7, phase.first_epoch, **parts)
+    expected = balanced_order(split.label, 7, phase.first_epoch, **parts)
     np.testing.assert_array_equal(label[mask], split.label[expected.index])
     np.testing.assert_array_equal(flip[mask], expected.flip)
     halves = [batches(phase, skipped=1, process=each, processes=2) for each in range(2)]

@@ -170,10 +170,8 @@ def test_a_broken_image_is_replaced_and_named(places, tmp_path, capsys):
   assert (row["images"], row["images_skipped"]) == (11, 2)
   with pytest.raises(UserError, match="^2 of 13 evaluation images .*allows 1: "):
     evaluate(tmp_path / "skip", config=toy_stream(images, tmp_path / "cache"))
-  with pytest.raises(UserError, match="class_1/001.jpg .* cannot be decoded"):
-    train(
-      toy_stream(images, tmp_path / "cache", **{"data.on_error": "raise"}), str(tmp_path / "raise")
-    )
+  with pytest.raises(UserError, match="^1 of 40 training images .*allows 0: train/class_1/001.jpg"):
+    train(toy_stream(images, tmp_path / "cache", **{"data.max_broken": 0.0}), str(tmp_path / "0"))
 
 
 def test_more_vanished_images_than_max_broken_end_the_run(places, tmp_path):

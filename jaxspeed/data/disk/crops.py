@@ -1,13 +1,13 @@
-"""The order of an epoch, the crop of each image, and its flip, computed in NumPy.
+"""The order of an epoch and the crop of each image, computed in NumPy.
 
 All of them depend on (seed, epoch, step) alone, so a stream can start at any step, and any number
 of processes sees the same global batches.
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int32, Int64
+from jaxtyping import Float, Int, Int32, Int64
 
-from jaxspeed.data.batch import CHUNKS, FLIP, ORDER, random_stream
+from jaxspeed.data.batch import CHUNKS, ORDER, random_stream
 from jaxspeed.data.formats.pixels import TURNS
 
 # From torchvision's RandomResizedCrop: two numbers for each attempt, and two for the position.
@@ -45,21 +45,6 @@ def by_chunk(
   window_of = np.empty(len(order), np.int64)
   window_of[sequence] = np.arange(len(order)) // window
   return order[np.argsort(window_of[order], kind="stable")]
-
-
-def epoch_flips(seed: int, epoch: int, images: int, *, flip: str) -> Bool[np.ndarray, "n"]:
-  """Return which images an epoch flips left to right, by number.
-
-  Args:
-    seed: the run's seed.
-    epoch: number from 0.
-    images: size of the data set.
-    flip: "none", "random" or "alternating", as in `batch.epoch_order`.
-  """
-  if flip == "none":
-    return np.zeros(images, bool)
-  bits = random_stream(seed, epoch if flip == "random" else 0, FLIP).random_sample(images) < 0.5
-  return bits ^ (flip == "alternating" and epoch % 2 == 1)
 
 
 def crop_boxes(

@@ -4,6 +4,7 @@ import abc
 import collections
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,9 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt8
 
 from jaxspeed.data.batch import Batch
+from jaxspeed.data.disk.broken import next_sound, require_length, why_broken
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.reading import ReadAhead, window_of
-from jaxspeed.data.disk.repair import Repair
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.table import Table
 from jaxspeed.devices.host import usable_cpus
@@ -24,11 +25,13 @@ _PREFETCHED = 2
 _CHUNK = 64
 # Images read concurrently: at 20 ms each, 3,200 a second.
 READ_THREADS = 64
+# A name of a file that does not end as JPEGs do.
+_NO_JPEG = re.compile(rb"(?i)(?<!\.jpg)(?<!\.jpeg)\0")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Request:
-  """A batch before it is decoded; `used` is `index` with images without a header replaced."""
+  """A batch before it is decoded; in `used`, others stand for the images without a header."""
 
   place: tuple[int, int]  # epoch, and place in its order
   index: Int64[np.ndarray, "b"]
@@ -45,7 +48,7 @@ class Stream(Iterator[Batch], abc.ABC):
   the numbers of the images: in training of those that took the place of broken ones, in an
   evaluation of those requested. Of a table of noise, pixels are noise and nothing is decoded.
 
-  If an image's crop cannot be decoded, the next image by number whose crop can be takes its place.
+  If an image's crop cannot be decoded, the next one of the batch takes its place (`next_sound`).
   TensorFlow fails for the whole batch and names no image. So at the first failure the stream begins
   again at that batch, with a graph whose map marks images that it cannot decode (`_decoded`).
 
@@ -69,7 +72,6 @@ class Stream(Iterator[Batch], abc.ABC):
     batch_size: int,
     process: int = 0,
     processes: int = 1,
-    on_error: str = "skip",
     antialias: bool = True,
     read_threads: int = READ_THREADS,
   ) -> None:
@@ -81,8 +83,6 @@ class Stream(Iterator[Batch], abc.ABC):
       batch_size: global batch size, a multiple of `processes`.
       process: number of this process, which decodes that part of each batch.
       processes: number of processes.
-      on_error: "skip" replaces an image that cannot be decoded, or masks it in an evaluation;
-        "raise" raises a UserError.
       antialias: whether to resize as Pillow does, with a filter that widens as the image shrinks;
         else between the nearest pixels only, as TensorFlow does by default.
       read_threads: number of images read concurrently, ahead of decoding.
@@ -102,16 +102,7 @@ class Stream(Iterator[Batch], abc.ABC):
     pixels.drop_warnings()
     self._turned = bool((split.orientation > 1).any())
     self._failure: Exception | None = None
-    # Outside a graph, `numpy_function` passes on the ValueError of the Python function.
-    failures = (self._tf.errors.OpError, ValueError)
-
-    def decode(encoded: bytes, *windows: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
-      """Decode part of one image, as the graph does."""
-      parts = map(self._tf.constant, windows)
-      return self._finish(self._tf.constant(encoded), *parts, mixed=True).numpy()
-
-    self._repair = Repair(split, decode, failures=failures, on_error=on_error)
-    self._read_threads = read_threads
+    self._mixed = split.offset is None and _NO_JPEG.search(split.names.text.data) is not None
     self._start()
 
   @abc.abstractmethod
@@ -123,8 +114,8 @@ class Stream(Iterator[Batch], abc.ABC):
     """Return the height and width of a step's images."""
 
   @abc.abstractmethod
-  def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the part to decode and the new size of images `used`, at `rows` of the batch."""
+  def _windows(self, step: int, used: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the part to decode and the new size of each image of a batch."""
 
   @abc.abstractmethod
   def _shape_of(self, *windows: Any) -> Any:
@@ -138,8 +129,7 @@ class Stream(Iterator[Batch], abc.ABC):
     """Return the next batch; its images are read-only.
 
     Raises:
-      UserError: an image has changed since it was indexed, is broken with on_error="raise", or all
-        images are broken.
+      UserError: an image has changed since it was indexed, or all images of a batch are broken.
     """
     while self._delivered < self._steps:
       if self.split.is_noise:
@@ -169,28 +159,29 @@ class Stream(Iterator[Batch], abc.ABC):
     self._reader.close()
 
   def _deliver(self, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]) -> Batch:
-    request = self._pending.popleft()
-    used = request.used
-    for other in np.flatnonzero((length >= 0) & (length != self.split.length[used])).tolist():
-      self._repair.check_length(int(used[other]), int(length[other]))
+    request, split = self._pending.popleft(), self.split
+    index, used, mask, sound = request.index, request.used, request.mask, length >= 0
+    for row in np.flatnonzero(sound & (length != split.length[used])).tolist():
+      require_length(split, int(used[row]), int(length[row]))
     # What only fills a batch of an evaluation is no image of its own.
-    counted = request.mask | self._replaces
-    broken = np.flatnonzero((length < 0) & counted)
-    if len(broken):
-      windows = functools.partial(self._windows, self._delivered)
-      image, used = self._repair.repaired(image, used, broken, windows, replace=self._replaces)
-    original = used == request.index
-    for number in request.index[~original & counted].tolist():
-      self.broken[number] = self._repair.reason(number)
+    counted = mask | self._replaces
+    for number in {*index[counted & (used != index)], *used[counted & ~sound]}:
+      self.broken[int(number)] = why_broken(split, int(number))
+    if not self._replaces:
+      mask = mask & sound & (used == index)
+    elif sound.all():
+      index = used
+    else:
+      rows = next_sound(split, used, sound)
+      image, index = image[rows], used[rows]
     self._delivered += 1
-    label = self.split.label[np.where(used < 0, request.index, used)]
-    index = (used if self._replaces else request.index).astype(np.int32)
-    return Batch(image, label, request.mask & (original | self._replaces), request.flip, index)
+    return Batch(image, split.label[index], mask, request.flip, index.astype(np.int32))
 
   def _request(self, step: int) -> _Request:
     place, index, mask, flip = self._ask(step)
-    used = self._repair.first_with_header(index)
-    return _Request(place, index, used, mask, flip, self._windows(step, np.arange(len(used)), used))
+    sound = self.split.width[index] > 0
+    used = index if sound.all() else index[next_sound(self.split, index, sound)]
+    return _Request(place, index, used, mask, flip, self._windows(step, used))
 
   def _start(self) -> None:
     """Start to decode at the first batch not delivered yet."""
@@ -199,7 +190,7 @@ class Stream(Iterator[Batch], abc.ABC):
     self._batches = _decoded(
       self._tf,
       functools.partial(self._load, self._loaded(self._pending, chunk)),
-      functools.partial(self._finish, mixed=self._tolerant or self._repair.mixed),
+      functools.partial(self._finish, mixed=self._tolerant or self._mixed),
       self._shape_of if self._tolerant else None,
       self._window_types,
       parts=(self._steps - self._delivered) * -(-self._batch // chunk),

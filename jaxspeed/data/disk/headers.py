@@ -16,6 +16,7 @@ from jaxtyping import Int64, UInt8
 
 from jaxspeed.data import remote
 from jaxspeed.data.formats import pixels
+from jaxspeed.data.formats.folders import readable
 from jaxspeed.data.formats.tfrecord import find_records, parse_example, read_records
 from jaxspeed.data.table import name_digest
 from jaxspeed.devices.host import usable_cpus
@@ -43,13 +44,14 @@ def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
   rows = []
   for name in names:
     path = os.path.join(folder, name)
-    try:
-      with open_regular(path) as file:
-        rows.append((*_header(file), os.fstat(file.fileno()).st_size))
-    except OSError as error:
-      if not (isinstance(error, FileNotFoundError) and os.path.islink(path)):
-        raise _unreadable(path, error) from error
-      rows.append((*_NO_HEADER, 0))
+    with readable(path):
+      try:
+        with open_regular(path) as file:
+          rows.append((*_header(file), os.fstat(file.fileno()).st_size))
+      except FileNotFoundError:
+        if not os.path.islink(path):
+          raise
+        rows.append((*_NO_HEADER, 0))
   return np.array(rows, np.int64)
 
 
@@ -98,13 +100,10 @@ def _mapped(path: str) -> UInt8[np.ndarray, "bytes"]:
   Raises:
     UserError: it cannot be read.
   """
-  try:
-    with open_regular(path) as file:
-      if not os.fstat(file.fileno()).st_size:
-        return np.empty(0, np.uint8)
-      return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-  except OSError as error:
-    raise _unreadable(path, error) from error
+  with readable(path), open_regular(path) as file:
+    if not os.fstat(file.fileno()).st_size:
+      return np.empty(0, np.uint8)
+    return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def _address(array: np.ndarray) -> int:
@@ -131,13 +130,6 @@ def _header(file: BinaryIO) -> pixels.Header:
     if isinstance(error, OSError) and error.errno is not None:
       raise
     return _NO_HEADER
-
-
-def _unreadable(path: str, error: OSError) -> UserError:
-  return UserError(
-    f"{path} cannot be read ({error.strerror or error}): the data set is not complete, or not "
-    "readable for you."
-  )
 
 
 def workers_for(images: int) -> int:

@@ -1,4 +1,4 @@
-"""Functions that decode, crop and resize one image, in TensorFlow's graph or eagerly.
+"""Functions that decode, crop and resize one image in TensorFlow's graph.
 
 Only this module imports TensorFlow, when a stream is made.
 """
@@ -102,15 +102,15 @@ def _decode(tf: Any, encoded: Any, box: Any, *, mixed: bool, ratio: int = 1) -> 
   return tf.cond(tf.io.is_jpeg(encoded), jpeg, other) if mixed else jpeg()
 
 
-def _decode_with_pillow(encoded: Any, box: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
-  """Decode a box of an image; `encoded` is bytes or, outside a graph, an array of them.
+def _decode_with_pillow(encoded: bytes, box: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
+  """Decode a box of an image.
 
   Raises:
     ValueError: it is not an image, or is damaged.
   """
   y, x, height, width = box.tolist()
   try:
-    whole = pixels.decode(np.asarray(encoded, object).item())
+    whole = pixels.decode(encoded)
     return whole[y : y + height, x : x + width]
   except Exception as error:  # Pillow raises almost anything
     raise ValueError(pixels.reason_of(error)) from error

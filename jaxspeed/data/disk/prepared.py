@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 import pydantic
 from ml_collections import ConfigDict
 
-from jaxspeed.data.formats.folders import EVAL_FOLDERS, has_splits, list_folder
+from jaxspeed.data.formats.folders import EVAL_FOLDERS, has_splits, list_folder, readable
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds
 from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import dump_json, expanded, read_json, write_atomically
@@ -227,15 +227,10 @@ def _require_fitting(folder: pathlib.Path, *, tune: bool) -> None:
     if made is None:
       return
     root = pathlib.Path(made.source)
-    try:
+    with readable(root, "originals are"):
       if not root.is_dir() or not list_folder(root).folders:
         return
       difference = _difference(made, root, tune=tune)
-    except OSError as error:
-      raise UserError(
-        f"{error.filename or root} cannot be read ({error.strerror or error}): the originals are "
-        "not complete, or not readable for you."
-      ) from error
     if difference:
       raise UserError(
         f"{folder} does not fit the images in {root}: {difference}; run {mending(folder, made)}."

@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from jaxtyping import Int64
 
+from jaxspeed.data.formats.folders import readable
 from jaxspeed.data.table import Table
-from jaxspeed.errors import UserError
 
 # Images of one thread's job: handing over each one alone would cost 30 us.
 _TOGETHER = 4
@@ -131,13 +131,8 @@ class ReadAhead:
       return [_read_file(table, number) for number in numbers.tolist()]
     offset, length = table.offset[numbers], table.length[numbers]
     begin = int(offset[0])
-    try:
+    with readable(f"{table.name(int(numbers[0]))} in {table.root}"):
       content = table.read_part(int(numbers[0]), begin, int((offset + length).max()))
-    except OSError as error:
-      raise UserError(
-        f"{table.name(int(numbers[0]))} in {table.root} cannot be read "
-        f"({error.strerror or error}): the data set is not complete, or not readable for you."
-      ) from error
     return [content[at : at + size] for at, size in zip(offset - begin, length, strict=True)]
 
 

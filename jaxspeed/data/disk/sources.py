@@ -21,12 +21,12 @@ from jaxspeed.data.disk import prepared
 from jaxspeed.data.disk.index import Listed, Show, open_table
 from jaxspeed.data.formats.class_names import check_labels, read_class_names
 from jaxspeed.data.formats.folders import (
-  EVAL_FOLDERS,
   folder_notes,
   has_splits,
   list_classes,
   list_folder,
   list_folders,
+  readable,
 )
 from jaxspeed.data.formats.label_csv import is_csv, read_csv, require_files
 from jaxspeed.data.formats.npz import DEFAULT_CACHE
@@ -94,14 +94,9 @@ def open_images(
     UserError: `path` holds no readable data set, or a damaged or incomplete one.
   """
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
-  try:
+  with readable(path or name):
     listed = _find(name, path, folder, tune)
     table = open_table(listed, folder, show=show, anew=anew, beside=beside)
-  except OSError as error:
-    raise UserError(
-      f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
-      "is not complete, or not readable for you."
-    ) from error
   names = _checked_names(listed, table) if listed.records else listed.class_names
   train = evaluation = table.take(slice(listed.train))
   if not tune and listed.train is not None:
@@ -119,29 +114,19 @@ def open_images(
 
 
 def class_names_of(*, name: str, path: str, cache: str = "") -> tuple[str, ...]:
-  """Return the class names of the data set at `path`, or (); this opens and lists no image.
+  """Return the class names of the data set at `path`, or (); this opens no image.
 
   `name` and `cache` are as in `open_images`.
 
   Raises:
     UserError: as in `open_images`.
   """
-  if remote.is_remote(path):
-    about = remote.fetch_about(path, expanded(cache or DEFAULT_CACHE, "config.data.cache"))
-    return open_tfds(about, tune=True).class_names
-  root = expanded(path, "config.data.path").absolute()
-  try:
-    if is_csv(root):
-      return read_csv(root, tune=True).classes
-    if any((root / part / "images.npy").exists() for part in ("", "train")):
-      return read_class_names(root / "classes.txt")
-    if has_splits(root):
-      root = next(root / each for each in ("train", *EVAL_FOLDERS) if (root / each).is_dir())
-    elif version := find_tfds(root, name) or only_tfds(root):
-      return open_tfds(version, tune=True).class_names
-    return tuple(list_folder(root).folders)
-  except OSError as error:
-    raise UserError(f"{root} cannot be read ({error.strerror or error}).") from error
+  root = expanded(path, "config.data.path")
+  if any((root / part / "images.npy").exists() for part in ("", "train")):
+    return read_class_names(root / "classes.txt")
+  folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
+  with readable(path):
+    return _find(name, path, folder, tune=True).class_names
 
 
 def _find(name: str, path: str, cache: pathlib.Path, tune: bool) -> Listed:

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxspeed.data.batch import AUGMENT, Order, random_stream
+from jaxspeed.data.batch import AUGMENT, Order, epoch_flips, random_stream
 from jaxspeed.data.disk.crops import (
   CROP_NUMBERS,
   by_chunk,
   central_windows,
   crop_boxes,
-  epoch_flips,
   epoch_order,
   stored_boxes,
   stored_windows,
@@ -106,10 +105,10 @@ class TrainStream(Stream):
       index = by_chunk(index, chunks_of(self.split), self._window, self._seed, epoch)
     return Order(index, epoch_flips(self._seed, epoch, len(index), flip=flip)[index])
 
-  def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
+  def _windows(self, step: int, used: np.ndarray) -> tuple[np.ndarray, ...]:
     epoch, step_in_epoch = map(int, self._numbers[step])
     random = random_stream(self._seed, epoch, step_in_epoch, AUGMENT)
-    uniform = random.random_sample((self._global, CROP_NUMBERS))[self._rows][rows]
+    uniform = random.random_sample((self._global, CROP_NUMBERS))[self._rows]
     size = self.split.width[used], self.split.height[used]
     box = crop_boxes(uniform, *size, min_scale=self._min_scale)
     orientation = self.split.orientation[used].astype(np.int32)
@@ -163,14 +162,14 @@ class EvalStream(Stream):
     *_, shape, orientation = windows
     return self._tf.where(orientation > 4, shape[::-1], shape)  # which turns an image on its side
 
-  def _windows(self, step: int, rows: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, ...]:
+  def _windows(self, step: int, used: np.ndarray) -> tuple[np.ndarray, ...]:
     batch = self._batches_asked[step]
     size = self.split.width[used], self.split.height[used]
     windows = central_windows(*size, shape=batch.shape, resize=self._resize)
     orientation = self.split.orientation[used].astype(np.int32)
     box, *rest = stored_windows(*windows, *size, orientation, shape=batch.shape)
     # One pixel is enough for an image that only fills the batch.
-    box[~batch.mask[self._rows][rows]] = (0, 0, 1, 1)
+    box[~batch.mask[self._rows]] = (0, 0, 1, 1)
     return box, *rest, orientation
 
   def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:

@@ -1,10 +1,11 @@
 """Listings of folders of images: the files of each class, and the files that are left out."""
 
 import collections
+import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
@@ -22,6 +23,18 @@ class Folder:
   folders: list[str]
   images: list[str]
   others: collections.Counter[str]
+
+
+@contextlib.contextmanager
+def readable(what: object, data: str = "data set is") -> Iterator[None]:
+  """Turn an error of the file system, perhaps without a file's name, into a sentence."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(
+      f"{error.filename or what} cannot be read ({error.strerror or error}): the {data} not "
+      "complete, or not readable for you."
+    ) from error
 
 
 # Folders of thumbnails, archives and trash that systems leave among the user's own.

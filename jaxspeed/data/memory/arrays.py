@@ -23,7 +23,7 @@ from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data import remote
 from jaxspeed.data.formats import npz
 from jaxspeed.data.formats.class_names import check_labels
-from jaxspeed.data.formats.folders import has_splits, list_folder
+from jaxspeed.data.formats.folders import has_splits, list_folder, readable
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds, read_shards
@@ -177,7 +177,7 @@ def open_arrays(
   registered = name in DATA_SETS
   if not (path or registered):
     known(name)
-  try:
+  with readable(path or name):
     if registered:
       arrays = Arrays(**read_registered(name, path))
     elif remote.is_remote(path):
@@ -188,11 +188,6 @@ def open_arrays(
       arrays = Arrays(**read_digits())
     else:
       arrays = _read_tfds(prepare_with_tfds(name, _ACCEPTED), cache_folder, tune)
-  except OSError as error:
-    raise UserError(
-      f"{error.filename or path or name} cannot be read ({error.strerror or error}): the data set "
-      "is not complete, or not readable for you."
-    ) from error
   arrays = with_classes(arrays, classes, path or name, follow and arrays.is_own)
   return hold_out(arrays, share) if tune else arrays
 

@@ -10,7 +10,7 @@ import pathlib
 import tarfile
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import Int32, UInt8
@@ -26,19 +26,17 @@ _PICKLED_FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Names and sizes of a data set's files; `labels` is the number of values of each label byte."""
+  """A data set's files: numbers of records, the test set's last, and of values of label bytes."""
 
   name: str
   title: str
   folder: str
   records: Mapping[str, int]
-  train: tuple[str, ...]
-  test: str
   labels: tuple[int, ...]
   names_file: str
 
   def size(self, file: str) -> int:
-    """Return the size of a file, in bytes."""
+    """Return the size of a file of records, in bytes."""
     return self.records[file] * (len(self.labels) + _IMAGE_BYTES)
 
 
@@ -47,8 +45,6 @@ CIFAR10 = Layout(
   title="CIFAR-10",
   folder="cifar-10-batches-bin",
   records={f"data_batch_{i}.bin": 10_000 for i in range(1, 6)} | {"test_batch.bin": 10_000},
-  train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-  test="test_batch.bin",
   labels=(10,),
   names_file="batches.meta.txt",
 )
@@ -57,8 +53,6 @@ CIFAR100 = Layout(
   title="CIFAR-100",
   folder="cifar-100-binary",
   records={"train.bin": 50_000, "test.bin": 10_000},
-  train=("train.bin",),
-  test="test.bin",
   labels=(20, 100),
   names_file="fine_label_names.txt",
 )
@@ -105,16 +99,11 @@ def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> dict[str, Any]:
     UserError: a file is missing, has the wrong size, or holds a label out of range.
   """
   contents = {}
-  for file in layout.records:
-    if not (folder / file).is_file():
-      raise UserError(
-        f"{folder} has no {file}, which the binary version of {layout.title} needs: unpack "
-        "its archive again, or name the archive itself."
-      )
-    _check_size(layout, file, (folder / file).stat().st_size, str(folder / file))
-    contents[file] = (folder / file).read_bytes()
-  names = folder / layout.names_file
-  return _assemble(layout, contents, names.read_bytes() if names.is_file() else b"", folder)
+  for path in (folder / file for file in (*layout.records, layout.names_file)):
+    if path.is_file():
+      with path.open("rb") as stream:
+        contents[path.name] = _content(layout, path.name, path.stat().st_size, stream, folder)
+  return _assemble(layout, contents, folder)
 
 
 def read_cifar_archive(path: pathlib.Path) -> dict[str, Any]:
@@ -126,26 +115,16 @@ def read_cifar_archive(path: pathlib.Path) -> dict[str, Any]:
   Raises:
     UserError: it is not an archive, is cut off, or holds no complete binary version.
   """
-  contents = _read_members(path)
-  layout = max(LAYOUTS, key=lambda each: sum(file in contents for file in each.records))
-  missing = [file for file in layout.records if file not in contents]
-  if len(missing) == len(layout.records):
-    raise UserError(
-      f"{path} is an archive without {CIFAR10.test} or {CIFAR100.test}: config.data.path names "
-      "cifar-10-binary.tar.gz, cifar-100-binary.tar.gz or a folder."
-    )
-  if missing:
-    raise UserError(f"{path} has no {missing[0]}: it is not complete, download it again.")
-  return _assemble(layout, contents, contents.get(layout.names_file, b""), path)
-
-
-def _read_members(path: pathlib.Path) -> dict[str, bytes]:
-  """Return the contents of CIFAR's files in an archive, by file name."""
   contents: dict[str, bytes] = {}
+  layouts = {file: each for each in LAYOUTS for file in (*each.records, each.names_file)}
   try:
     with tarfile.open(path) as archive:
       for member in archive:
-        _take_member(path, archive, member, contents)
+        folder, _, file = f"/{member.name}".rpartition("/")
+        if file == "data_batch_1" or folder.rpartition("/")[2] in _PICKLED_FOLDERS:
+          raise refuse_pickled(path)
+        if file in layouts and member.isfile() and (stream := archive.extractfile(member)):
+          contents[file] = _content(layouts[file], file, member.size, stream, path)
       while archive.fileobj and archive.fileobj.read(_CHUNK):
         pass  # gzip's checksum of all the data comes last
   except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
@@ -153,48 +132,33 @@ def _read_members(path: pathlib.Path) -> dict[str, bytes]:
       f"{path} cannot be read as an archive ({str(error) or type(error).__name__}): it was cut "
       "off, or is not a .tar.gz; config.data.path names a folder or cifar-10-binary.tar.gz."
     ) from error
-  return contents
-
-
-def _take_member(
-  path: pathlib.Path,
-  archive: tarfile.TarFile,
-  member: tarfile.TarInfo,
-  contents: dict[str, bytes],
-) -> None:
-  """Read `member` into `contents` if it is a file of CIFAR and has the right size."""
-  folder, _, file = member.name.rpartition("/")
-  if file == "data_batch_1" or folder.rpartition("/")[2] in _PICKLED_FOLDERS:
-    raise refuse_pickled(path)
-  layout = next((each for each in LAYOUTS if file in each.records), None)
-  is_names = file in (each.names_file for each in LAYOUTS) and member.size <= _NAMES_BYTES
-  if file in contents or not member.isfile() or not (layout or is_names):
-    return
-  if layout:
-    _check_size(layout, file, member.size, f"{file} in {path}")
-  stream = archive.extractfile(member)
-  contents[file] = stream.read() if stream else b""
-  if len(contents[file]) != member.size:
-    raise EOFError(f"the archive ends inside {file}")
-
-
-def _check_size(layout: Layout, file: str, found: int, where: str) -> None:
-  if found != layout.size(file):
+  found = [each for each in LAYOUTS if each.records.keys() & contents.keys()]
+  if not found:
     raise UserError(
-      f"{where} has {found:,} bytes, not the {layout.size(file):,} of the binary version of "
-      f"{layout.title}: it was cut off or is another file; download the archive again."
+      f"{path} is an archive without test_batch.bin or test.bin: config.data.path names "
+      "cifar-10-binary.tar.gz, cifar-100-binary.tar.gz or a folder."
     )
+  return _assemble(found[0], contents, path)
 
 
-def _assemble(
-  layout: Layout,
-  contents: Mapping[str, bytes],
-  names: bytes,
-  where: pathlib.Path,
-) -> dict[str, Any]:
-  train = [_records(layout, contents[file], f"{file} of {where}") for file in layout.train]
-  test_images, test_labels = _records(layout, contents[layout.test], f"{layout.test} of {where}")
-  class_names = tuple(names.decode("utf-8", "replace").split())
+def _content(layout: Layout, file: str, size: int, stream: IO[bytes], where: pathlib.Path) -> bytes:
+  """Read a file of `size` bytes, of which records have a known number."""
+  if file in layout.records and size != layout.size(file):
+    raise UserError(
+      f"{file} of {where} has {size:,} bytes, not the {layout.size(file):,} of the binary version "
+      f"of {layout.title}: it was cut off or is another file; download the archive again."
+    )
+  return stream.read(size if file in layout.records else _NAMES_BYTES)
+
+
+def _assemble(layout: Layout, contents: Mapping[str, bytes], where: pathlib.Path) -> dict[str, Any]:
+  if missing := [file for file in layout.records if file not in contents]:
+    raise UserError(
+      f"{where} has no {missing[0]}, which the binary version of {layout.title} needs: download "
+      "its archive again, and name that, or unpack all of it."
+    )
+  *train, test = [_records(layout, contents[file], f"{file} of {where}") for file in layout.records]
+  class_names = tuple(contents.get(layout.names_file, b"").decode("utf-8", "replace").split())
   if class_names and len(class_names) != layout.labels[-1]:
     raise UserError(
       f"{layout.names_file} of {where} has {len(class_names)} names, but {layout.title} has "
@@ -203,8 +167,8 @@ def _assemble(
   return {
     "train_images": np.concatenate([images for images, _ in train]),
     "train_labels": np.concatenate([labels for _, labels in train]),
-    "eval_images": test_images,
-    "eval_labels": test_labels,
+    "eval_images": test[0],
+    "eval_labels": test[1],
     "class_names": class_names,
     "source": f"{layout.title}, binary version in {printable(where.name)}",
     "name": layout.name,

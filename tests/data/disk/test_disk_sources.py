@@ -308,7 +308,7 @@ def test_of_a_csv_without_splits_a_share_is_held_out_by_whole_names(tmp_path, op
 
 def test_names_of_a_folder_of_images_are_its_subfolders_whatever_list_lies_beside_them(tmp_path):
   for name in ("cat", "dog"):
-    (tmp_path / "train" / name).mkdir(parents=True)
+    write(tmp_path, {f"train/{name}/1.jpg": b""})
   (tmp_path / "classes.txt").write_text("a\nb\nc\n")
   assert class_names_of(name="", path=str(tmp_path)) == ("cat", "dog")
   (tmp_path / "train" / "images.npy").touch()

@@ -19,10 +19,8 @@ from image_streams import (
 )
 
 from jaxspeed.data import batch as batch_lib
-from jaxspeed.data.disk.crops import (
-  epoch_flips,
-  epoch_order,
-)
+from jaxspeed.data.batch import epoch_flips
+from jaxspeed.data.disk.crops import epoch_order
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.streams import EvalStream, TrainStream
 from jaxspeed.errors import UserError

@@ -115,6 +115,7 @@ class Survived:
 
   split: Table
   number: dict
+  batches: list  # the numbers asked for
   train: dict  # row of a batch: (image, label)
   train_broken: dict
   eval: dict  # (image, mask)
@@ -150,7 +151,8 @@ def survived(tmp_path_factory):
     )
     if real
   }
-  return Survived(split, number, trained, stream.broken, evaluated, evaluation.broken)
+  rows = [each.tolist() for each in order]
+  return Survived(split, number, rows, trained, stream.broken, evaluated, evaluation.broken)
 
 
 def picture_of(name, content):
@@ -180,12 +182,14 @@ def test_odd_files_that_are_decoded(survived, name):
 def test_odd_files_that_are_replaced(survived, name):
   number = survived.number[name]
   assert survived.train_broken[number] == survived.eval_broken[number] == ODD[name][1]
-  broken = set(survived.train_broken)
-  following = [*range(number, len(survived.split)), *range(number)]
-  replacement = next(other for other in following if other not in broken)
+  # The next sound image of the batch, from this one on and then from the first.
+  (batch,) = [each for each in survived.batches if number in each]
+  place = batch.index(number)
+  following = [*batch[place:], *batch[:place]]
+  replacement = next(other for other in following if other not in survived.train_broken)
   image, label = survived.train[number]
   assert label == 100 + replacement
-  if survived.split.width[replacement] == 48:
+  if survived.split.width[number]:  # else the replacement has a crop of its own there
     np.testing.assert_array_equal(image, survived.train[replacement][0])
   assert not survived.eval[number][1]
 
@@ -194,27 +198,6 @@ def test_odd_files_that_are_replaced(survived, name):
 def test_nothing_else_is_replaced(survived):
   expected = {survived.number[name] for name in REPLACED}
   assert set(survived.train_broken) == set(survived.eval_broken) == expected
-
-
-@needs_tensorflow
-@pytest.mark.parametrize(
-  "name", ["jpeg cut at 90 %", "html", "empty", "tiff floats", "png cut at 50 %"]
-)
-@pytest.mark.parametrize("evaluate", [False, True])
-def test_a_broken_image_is_refused_by_name(tmp_path, name, evaluate):
-  split = write_split(
-    tmp_path, {"good.jpg": encode(ramp()), "a cat.jpg": ODD[name][0], "fine.jpg": encode(ramp())}
-  )
-  with pytest.raises(UserError) as error:
-    if evaluate:
-      batch = EvalBatch((48, 48), np.arange(3), np.ones(3, bool))
-      list(EvalStream(split, [batch], resize=48, on_error="raise"))
-    else:
-      train(split, batch_size=3, min_scale=1.0, on_error="raise")
-  assert str(error.value) == (
-    f"a cat.jpg in {tmp_path} cannot be decoded ({ODD[name][1]}): replace or remove it, or "
-    "set config.data.on_error=skip."
-  )
 
 
 @needs_tensorflow
@@ -243,9 +226,8 @@ def test_replacement_depends_on_the_part_alone(tmp_path):
   split = write_split(tmp_path, contents)
   options = {"batch_size": 6, "min_scale": 0.05}
   batches, stream = train(split, steps=steps_of(6, 1), **options)
-  labels = np.stack([batch.label[np.argsort(batch.index)] for batch in batches])
-  assert set(labels[:, 1]) > {101}, "no part, or every part, was decoded: the test shows nothing"
-  assert set(labels[:, 1]) <= {101, 102, 103}
+  shown = [1 in batch.index for batch in batches]
+  assert any(shown) and not all(shown), "the test shows nothing"
   assert set(stream.broken) == {1, 2}
   for first in range(1, 6):
     resumed, _ = train(split, steps=steps_of(6, 1, first), **options)
@@ -339,5 +321,5 @@ def test_a_shard_that_is_cut_off_or_gone_is_refused(noise, tmp_path):
   with pytest.raises(UserError, match=r"1.bin, byte \d+ in .* has changed since"):
     train(split)
   shard.unlink()
-  with pytest.raises(UserError, match=r"1.bin, byte \d+ in .* cannot be read \(No such file"):
+  with pytest.raises(UserError, match=r"1.bin cannot be read \(No such file"):
     train(split)
