@@ -60,9 +60,8 @@ def main() -> None:
   workers = flags.DEFINE_integer(
     "workers", usable_cpus(), "Processes; the default is one for each core.", lower_bound=1
   )
-  prune = flags.DEFINE_bool("prune", False, "resize: remove images without originals.")
   commands: dict[str, tuple[Callable[..., None], tuple[str, ...], tuple[Any, ...]]] = {
-    "resize": (_resize, ("SRC", "DST"), (sizes, quality, prune, workers)),
+    "resize": (_resize, ("SRC", "DST"), (sizes, quality, workers)),
     "index": (_index, ("FOLDER",), (size,)),
     "shards": (_shards, ("SRC", "DST"), (name, shards, workers)),
   }

@@ -8,7 +8,6 @@ pytorch/training/resize_images.py).
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import io
@@ -97,7 +96,6 @@ def resize(
   sizes: Sequence[int],
   quality: int = QUALITY,
   workers: int = 1,
-  prune: bool = False,
   show: Show | None = None,
 ) -> Done:
   """Write DESTINATION/SIZE/SPLIT/CLASS/NAME for every image of a folder and each of `sizes`.
@@ -111,7 +109,6 @@ def resize(
     sizes: short sides, in pixels.
     quality: quality of the JPEGs, 1 ... 100.
     workers: number of processes.
-    prune: whether to remove images without originals from the folders of copies.
     show: called now and then with the number of images done and the total.
 
   Raises:
@@ -139,7 +136,8 @@ def resize(
     for folder in folders:
       refuse_other(folder, made)
     begin(folders, made)
-    pruned = sum(_match_folders(folder, files, prune) for folder in folders)
+    for folder in folders:
+      _match_folders(folder, files)
     tasks = [
       _Task(str(source), tuple(map(str, folders)), name, names[i : i + _CHUNK], made)
       for name, names in files.items()
@@ -155,8 +153,7 @@ def resize(
       workers=workers,
       show=show,
     )
-  removed = (f"{pruned:,} images without originals were removed",) * bool(pruned)
-  return dataclasses.replace(done, notes=(*left_out(others), *removed))
+  return dataclasses.replace(done, notes=left_out(others))
 
 
 def _refuse_folders(
@@ -173,12 +170,12 @@ def _refuse_folders(
     refuse_inside(folder, source)  # a link may lead there
 
 
-def _match_folders(folder: pathlib.Path, files: Mapping[str, Collection[str]], prune: bool) -> int:
-  """Make the folders of the classes, and remove images without originals; return their number.
+def _match_folders(folder: pathlib.Path, files: Mapping[str, Collection[str]]) -> None:
+  """Make the folders of the classes.
 
   Raises:
-    UserError: there are such images, and they may not be removed; or a link leads out of `folder`,
-      where it could be others' images that are removed or written over.
+    UserError: images there have no originals, or a link leads out of `folder`, where it could be
+      others' images that are written over.
   """
   there = {
     f"{split}/{name}"
@@ -195,18 +192,12 @@ def _match_folders(folder: pathlib.Path, files: Mapping[str, Collection[str]], p
     remove_temporary(folder / name)
     images = list_folder(folder / name).images
     others += [f"{name}/{image}" for image in sorted({*images} - {*files.get(name, ())})]
-  if others and not prune:
+  if others:
     raise UserError(
       f"{folder} holds {len(others):,} images without originals in the source "
-      f"({some([*map(printable, others)], NAMED)}): "
-      "--prune removes them, or move them away."
+      f"({some([*map(printable, others)], NAMED)}): remove them or move them away, or remove "
+      f"{folder} and make all copies again."
     )
-  for image in others:
-    (folder / image).unlink()
-  for name in there - files.keys():
-    with contextlib.suppress(OSError):
-      (folder / name).rmdir()
-  return len(others)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -225,7 +225,6 @@ def mistakes(tmp):
     "blocked": (["resize", source, tmp / "file", pixels], "file cannot be written (File exists)"),
     "index": (["index", tmp / "empty"], "empty has no train/"),
     "of another": (["index", source, "--quality=3"], "--quality=3 has no effect with index."),
-    "switch": (["index", source, "--prune"], "--prune=True has no effect with index"),
     "stranger": (["shards", tmp / "stranger", out], "has images of classes that train/ lacks (c: "),
     "hollow": (["shards", tmp / "hollow", out], "val/b holds no image"),
     "shards inside": (["shards", source, source / "sets"], "lies inside"),
