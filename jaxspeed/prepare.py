@@ -12,29 +12,22 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from absl import flags
 from rich.console import Console
 
 from jaxspeed.config import flags as command_line
 from jaxspeed.data import remote
-from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.prepared import QUALITY
 from jaxspeed.data.disk.sources import ImageSet, open_images
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
 from jaxspeed.data.prepare.writing import Broken, Done, broken_headers
-from jaxspeed.data.table import Table
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.records.console import make_console, progress_bar
 
 # At most this many broken images are named on the screen; a file lists all.
 _NAMED = 10
-# The limit of `data.image_size`; rectangles with a longer side have too many shapes to try.
-_LARGEST_SIDE = 8192
-# The largest batch of rectangles, as in ImageNet's recipes.
-_BATCH = 1024
 
 
 def main() -> None:
@@ -42,13 +35,6 @@ def main() -> None:
   sizes = flags.DEFINE_list("sizes", [], "resize: short sides of the copies in pixels (160,352).")
   quality = flags.DEFINE_integer(
     "quality", QUALITY, "resize: quality of the JPEGs.", lower_bound=1, upper_bound=100
-  )
-  size = flags.DEFINE_integer(
-    "size",
-    0,
-    "index: short side in pixels; count smaller images, and try rectangles of this side.",
-    lower_bound=0,
-    upper_bound=_LARGEST_SIDE,
   )
   name = flags.DEFINE_string("name", "images", "shards: the name of the data set.")
   shards = flags.DEFINE_integer(
@@ -62,7 +48,7 @@ def main() -> None:
   )
   commands: dict[str, tuple[Callable[..., None], tuple[str, ...], tuple[Any, ...]]] = {
     "resize": (_resize, ("SRC", "DST"), (sizes, quality, workers)),
-    "index": (_index, ("FOLDER",), (size,)),
+    "index": (_index, ("FOLDER",), ()),
     "shards": (_shards, ("SRC", "DST"), (name, shards, workers)),
   }
 
@@ -138,16 +124,10 @@ def _resize(
     _show_broken(console, broken_headers(images.table), "the disk lost: remove them and run again")
 
 
-def _index(console: Console, folder: str, *, size: int) -> None:
+def _index(console: Console, folder: str) -> None:
   images = _write_index(console, folder)
   _show_notes(console, images.notes)
   _show_counts(console, folder, images)
-  if size:
-    for title, split in (("train", images.train), ("eval", images.eval)):
-      small = int((np.minimum(split.width, split.height)[split.width > 0] < size).sum())
-      line = f"{title}: {small:,} images have a side shorter than {size} pixels"
-      console.out(line, highlight=False)
-    _show_rectangles(console, images.eval, size)
   _show_broken(console, broken_headers(images.table), "have no header that can be read")
 
 
@@ -191,24 +171,6 @@ def _show_counts(console: Console, folder: str | os.PathLike[str], images: Image
     f"{len(images.eval):,} for evaluation, {len(images.class_names):,} classes",
     highlight=False,
   )
-
-
-def _show_rectangles(console: Console, split: Table, size: int) -> None:
-  """Print the share of pixels that squares and rectangles keep."""
-  sizes, batch = (split.width, split.height), min(len(split), _BATCH)
-  ways = {
-    "squares": rectangles.square(*sizes, size),
-    "rectangles": rectangles.choose_shapes(*sizes, short_side=size, batch=batch),
-  }
-  for way, chosen in ways.items():
-    computed = sum(each.shape[0] * each.shape[1] for each in rectangles.batches(chosen, batch))
-    kept = rectangles.kept_share(chosen, *sizes, short_side=size)
-    console.out(
-      f"{way}: {len(chosen.shapes)} shapes of short side {size} keep {kept:.1%} of the pixels; "
-      f"{computed * batch / (len(split) * size * size):.2f} squares are computed for each image, "
-      f"in batches of {batch:,}",
-      highlight=False,
-    )
 
 
 def _show_broken(console: Console, broken: Sequence[Broken], what: str) -> None:

@@ -150,26 +150,6 @@ def batches(rectangles: Rectangles, batch_size: int) -> list[EvalBatch]:
   return found
 
 
-def kept_share(
-  rectangles: Rectangles,
-  width: Int[np.ndarray, "n"],
-  height: Int[np.ndarray, "n"],
-  *,
-  short_side: int,
-  resize: int | None = None,
-) -> float:
-  """Return the share of a resized image's pixels that its crop keeps, averaged over sound images.
-
-  `resize` is the resized short side; None means resized_side(short_side).
-  """
-  whole = _is_whole(width, height)
-  resize = resized_side(short_side) if resize is None else resize
-  resized = _resized(width[whole], height[whole], resize)
-  shapes = np.array(rectangles.shapes)[rectangles.shape_of[whole]]
-  kept = np.minimum(shapes[:, 0], resized.height) * np.minimum(shapes[:, 1], resized.width)
-  return float(np.mean(kept / (resized.height * resized.width)))
-
-
 class _Resized(NamedTuple):
   height: Int64[np.ndarray, "n"]
   width: Int64[np.ndarray, "n"]

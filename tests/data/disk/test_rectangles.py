@@ -207,10 +207,6 @@ def test_what_images_are_resized_to_bounds_the_shapes():
   for resize, long_side in ((288, 360), (300, 368), (328, 408), (400, 432)):
     chosen = rect.choose_shapes(width, height, short_side=SHORT, limit=1, resize=resize)
     assert chosen.shapes == ((288, long_side),)
-    kept = 288 * long_side / resize
-    shares = [kept / (resize * 600 // 400)] * 99 + [kept / (resize * 500 // 400)]
-    share = rect.kept_share(chosen, width, height, short_side=SHORT, resize=resize)
-    assert share == pytest.approx(np.mean(shares), rel=1e-12)
     assert (resize * width // height >= long_side).all()  # no padding
   with pytest.raises(UserError, match="short side of 287 pixels do not fill shapes of 288"):
     rect.choose_shapes(width, height, short_side=SHORT, resize=287)
@@ -253,9 +249,6 @@ def test_broken_images_change_nothing_for_the_others():
   other = rect.choose_shapes(*broken, short_side=SHORT, limit=4)
   assert other.shapes == chosen.shapes
   assert np.array_equal(other.shape_of, np.insert(chosen.shape_of, [0, 50, 200], -1))
-  assert rect.kept_share(other, *broken, short_side=SHORT) == rect.kept_share(
-    chosen, width, height, short_side=SHORT
-  )
 
 
 @pytest.mark.parametrize("n", [0, 3])
@@ -270,18 +263,6 @@ def test_resized_side_is_that_of_the_original():
   sides = range(1, 601)
   assert [rect.resized_side(s) for s in sides] == [int(s * 1.14) for s in sides]
   assert [rect.resized_side(s) for s in (128, 200, 224, 288)] == [145, 227, 255, 328]
-
-
-def test_kept_share():
-  width, height = np.array([300, 100, 0]), np.array([200, 100, 0])
-  chosen = rect.Rectangles(((64, 96), (64, 64)), np.array([0, 1, -1], np.int32))
-  # Short side 72: 108 x 72 and 72 x 72.
-  share = (64 * 96 / (72 * 108) + 64 * 64 / (72 * 72)) / 2
-  assert rect.kept_share(chosen, width, height, short_side=64) == pytest.approx(share, rel=1e-12)
-  # Of a shape that is larger than the resized image only the image counts.
-  swapped = rect.Rectangles(((64, 96), (64, 64)), np.array([1, 0, -1], np.int32))
-  share = (64 * 64 / (72 * 108) + 64 * 72 / (72 * 72)) / 2
-  assert rect.kept_share(swapped, width, height, short_side=64) == pytest.approx(share, rel=1e-12)
 
 
 def sample_sizes(shared_data):
@@ -303,10 +284,6 @@ def test_real_images(shared_data):
   assert len(chosen.shapes) <= 16 >= len(with_batches.shapes)
   for each in (chosen, with_batches, center):
     assert_each_once(each, 8, np.ones(100, bool))
-  kept = [rect.kept_share(each, *sizes, short_side=SHORT) for each in (chosen, center)]
-  assert kept[0] > kept[1] + 0.1
-  # A crop of an image's own shape keeps (288 / 328)^2 = 0.771 of it.
-  assert kept[0] == pytest.approx((288 / 328) ** 2, abs=0.01)
 
 
 @pytest.mark.parametrize("batch", [1, 128, 1024])
