@@ -16,9 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8, UInt32
 from ml_collections import ConfigDict
 
 from jaxspeed.data.batch import AUGMENT, COLOR, ERASING, RANDAUGMENT
-from jaxspeed.data.boxes import box_mask
+from jaxspeed.data.boxes import box_mask, erased
 from jaxspeed.data.color import color_jitter
-from jaxspeed.data.erasing import erased
 from jaxspeed.data.randaugment import rand_augment
 
 # Random numbers of a global batch by purpose, [rows, batch] each.

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from jaxspeed.data.grey import grey_note, repeat_grey
 from jaxspeed.data.hold_out import TENTH, single_image_note
 from jaxspeed.data.memory.arrays import Arrays as Opened
-from jaxspeed.data.memory.own import share_of, unmasked
+from jaxspeed.data.memory.own import grey_note, repeat_grey, share_of, unmasked
 from jaxspeed.errors import UserError
 
 _ACCEPTED = (

@@ -18,9 +18,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxspeed.data.formats.class_names import distinct
+from jaxspeed.data.formats.class_names import distinct, read_lines
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
-from jaxspeed.data.formats.text import read_lines
 from jaxspeed.errors import UserError, plural, printable, some
 
 # The columns' names; the first of each is the one in the documents.

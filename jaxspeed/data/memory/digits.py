@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspeed.data.grey import repeat_grey
+from jaxspeed.data.memory.own import repeat_grey
 
 # Images held out for evaluation, of 1,797.
 HELD_OUT = 297

@@ -11,7 +11,6 @@ from jaxtyping import Int32, Int64, UInt8
 from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data.formats.class_names import read_class_names
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
-from jaxspeed.data.grey import grey_note, repeat_grey
 from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import open_regular
@@ -108,6 +107,24 @@ def read_registered(name: str, path: str) -> dict[str, Any]:
     "source": printable(f"data set {name}"),
     "notes": grey_note(grey, len(fields["train_images"]) + len(fields["eval_images"])),
   }
+
+
+def repeat_grey(images: np.ndarray) -> UInt8[np.ndarray, "n h w 3"]:
+  """Return images [n, h, w] or [n, h, w, 1] with their values in three channels."""
+  return np.repeat(images.reshape(*images.shape[:3], 1), 3, axis=-1)
+
+
+def grey_note(grey: int, images: int) -> tuple[str, ...]:
+  """Return a note about grey images, if there are any.
+
+  Args:
+    grey: number of grey images.
+    images: number of images.
+  """
+  if not grey:
+    return ()
+  which = f"all {images:,}" if grey == images else f"{grey:,} of {images:,}"
+  return (f"{which} images are grey: repeated to three channels",)
 
 
 def unmasked(values: Any, name: str) -> np.ndarray:
