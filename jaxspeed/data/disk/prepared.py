@@ -17,17 +17,16 @@ import random
 import shlex
 import stat
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Literal
 
 import pydantic
 from ml_collections import ConfigDict
 
-from jaxspeed.data.formats.folders import EVAL_FOLDERS, has_splits, list_folder, readable
-from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds
+from jaxspeed.data.formats.folders import EVAL_FOLDERS, list_folder, readable
 from jaxspeed.errors import UserError, printable, some
-from jaxspeed.files import dump_json, expanded, read_json, write_atomically
+from jaxspeed.files import dump_json, read_json, write_atomically
 
 # The version folder that TFDS's layout needs; `prepare shards` writes no other.
 VERSION = "1.0.0"
@@ -184,43 +183,18 @@ def copies_of(config: ConfigDict, side: int) -> str:
   return str(pathlib.Path(config.data.copies or f"{config.data.path.rstrip('/')}-sz") / str(side))
 
 
-def require_up_to_date(config: ConfigDict, sides: Sequence[int]) -> list[str]:
-  """Compare copies and shards with their originals, where both exist.
-
-  Args:
-    config: the run's config; `data` and `tune_on` are used.
-    sides: short sides of the copies to read; 0: the originals, which may be copies themselves.
-
-  Returns:
-    Lines about copies that are not checked.
-
-  Raises:
-    UserError: copies or shards are incomplete, or do not fit their originals.
-  """
-  notes = []
-  path, tune = config.data.path, config.tune_on == "validation"
-  for side in sides:
-    name = copies_of(config, side) if side else path
-    folder = expanded(name, "config.data.copies") if name else pathlib.Path()
-    if not name or not folder.is_dir():
-      continue
-    packed = None
-    if not has_splits(folder):
-      packed = find_tfds(folder, config.data.name) or only_tfds(folder)
-    if side and not packed and read_prepared(folder) is None:
-      notes.append(
-        f"{printable(name)} was not written by prepare resize, so it is not known whether its "
-        "copies fit the originals"
-      )
-    _require_fitting(packed or folder, tune=tune)
-  return notes
-
-
-def _require_fitting(folder: pathlib.Path, *, tune: bool) -> None:
+def require_fitting(folder: pathlib.Path, *, tune: bool) -> None:
   """Compare a folder with its originals, then these with theirs: shards may hold copies.
 
   Originals that are not on this machine are not compared; an empty folder counts as missing,
   because a disk may not be mounted there.
+
+  Args:
+    folder: a folder as in `mending`, or anything that `prepare` did not write.
+    tune: whether only the images for training count.
+
+  Raises:
+    UserError: the folder is incomplete, or does not fit its originals.
   """
   for _ in ("shards", "copies"):
     made = require_complete(folder)

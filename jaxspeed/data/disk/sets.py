@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import pathlib
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ from ml_collections import ConfigDict
 from jaxspeed.config.registry import FAMILIES
 from jaxspeed.data.disk.colours import colour_notes
 from jaxspeed.data.disk.index import Show
-from jaxspeed.data.disk.prepared import copies_of, require_up_to_date
+from jaxspeed.data.disk.prepared import copies_of, read_prepared
 from jaxspeed.data.disk.sources import ImageSet, open_images
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.hold_out import require_trained
@@ -105,10 +104,11 @@ def open_sets(
   sets: dict[int, ImageSet] = {}
   opened: dict[str, ImageSet] = {}
   sides = list(dict.fromkeys(phase.copies for phase in phases))
-  notes = require_up_to_date(config, sides)
+  notes: list[str] = []
   for side in sides:
     path = copies_of(config, side) if side else data.path
-    if side and not os.path.isdir(expanded(path, "config.data.copies")):
+    copies = expanded(path, "config.data.copies") if side else pathlib.Path()
+    if side and not copies.is_dir():
       makes = "python -m jaxspeed.prepare resize makes copies"
       if is_csv(pathlib.Path(data.path)):
         makes = "copies are made of folders only, not of a CSV's images"
@@ -117,6 +117,11 @@ def open_sets(
         f"times the CPU time; {makes}"
       )
       path = data.path
+    elif side and (copies / "train").is_dir() and read_prepared(copies) is None:
+      notes.append(
+        f"{printable(path)} was not written by prepare resize, so it is not known whether its "
+        "copies fit the originals"
+      )
     if path not in opened:
       tune = config.tune_on == "validation"
       opened[path] = open_images(

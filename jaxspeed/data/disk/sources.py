@@ -91,11 +91,14 @@ def open_images(
     share: share of each class to hold out, where images are.
 
   Raises:
-    UserError: `path` holds no readable data set, or a damaged or incomplete one.
+    UserError: `path` holds no readable data set, or a damaged or incomplete one, or copies or
+      shards that do not fit their originals; `anew` and `beside` do not compare them.
   """
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
   with readable(path or name):
     listed = _find(name, path, folder, tune)
+    if not (anew or beside):
+      prepared.require_fitting(listed.place, tune=tune)
     table = open_table(listed, folder, show=show, anew=anew, beside=beside)
   names = _checked_names(listed, table) if listed.records else listed.class_names
   train = evaluation = table.take(slice(listed.train))
