@@ -34,12 +34,17 @@ class ImageSets:
   decider = "the data set decides"  # the fields in `decides`
 
   @property
+  def first(self) -> ImageSet:
+    """The data set of the first phase."""
+    return next(iter(self.sets.values()))
+
+  @property
   def class_names(self) -> tuple[str, ...]:
-    return next(iter(self.sets.values())).class_names
+    return self.first.class_names
 
   @property
   def evaluated_on(self) -> str:
-    return next(iter(self.sets.values())).evaluated_on
+    return self.first.evaluated_on
 
   @property
   def source(self) -> str:
@@ -54,13 +59,11 @@ class ImageSets:
   @functools.cached_property
   def fingerprint(self) -> str:
     """The kind and the checksum of the first phase's images (`table.fingerprint`)."""
-    first = next(iter(self.sets.values()))
-    return fingerprint(first.train, first.eval)
+    return fingerprint(self.first.train, self.first.eval)
 
   @property
   def train_labels(self) -> Int32[np.ndarray, "n"]:
-    """Labels of the training images of the first phase."""
-    return next(iter(self.sets.values())).train.label
+    return self.first.train.label
 
   @property
   def decides(self) -> dict[str, int]:
