@@ -183,17 +183,19 @@ def open_arrays(
     elif remote.is_remote(path):
       raise _on_disk(f"{path} is an address")
     elif path:
-      arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune, share)
+      arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune)
     elif name == "digits":
       arrays = Arrays(**read_digits())
     else:
       arrays = _read_tfds(prepare_with_tfds(name, _ACCEPTED), cache_folder, tune)
   arrays = with_classes(arrays, classes, path or name, follow and arrays.is_own)
+  if arrays.evaluated_on == "held-out" and not len(arrays.eval_labels):
+    arrays = hold_out(arrays, share, "held-out")
   return hold_out(arrays, share) if tune else arrays
 
 
-def hold_out(arrays: Arrays, share: float = TENTH) -> Arrays:
-  """Replace the evaluation images by a share of the training images, to tune hyper-parameters.
+def hold_out(arrays: Arrays, share: float = TENTH, evaluated_on: str = "validation") -> Arrays:
+  """Replace the evaluation images by a share of the training images.
 
   The pixels of the share have the smallest BLAKE2b digests of their class. So it needs no seed, is
   as good as random for any order of the images, and is the same in CIFAR's binary files and TFDS's
@@ -210,15 +212,13 @@ def hold_out(arrays: Arrays, share: float = TENTH) -> Arrays:
     train_labels=labels[kept],
     eval_images=images[out],
     eval_labels=labels[out],
-    source=f"{arrays.source}; {hold_out_line(len(out), len(labels), share, 'validation')}",
+    source=f"{arrays.source}; {hold_out_line(len(out), len(labels), share, evaluated_on)}",
     notes=arrays.notes + single_image_note(labels, arrays.class_names),
-    evaluated_on="validation",
+    evaluated_on=evaluated_on,
   )
 
 
-def _read_path(
-  path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool, share: float
-) -> Arrays:
+def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -> Arrays:
   """Find the format of the data set at `path`, and read it."""
   if not path.exists():
     raise UserError(f"config.data.path: {path} does not exist; it names {_ACCEPTED}.")
@@ -231,7 +231,7 @@ def _read_path(
   if version := find_tfds(path, name):
     return _read_tfds(version, cache, tune)
   if any((folder / "images.npy").exists() for folder in (path, path / "train")):
-    return Arrays(**read_own(path, tune=tune, share=share))
+    return Arrays(**read_own(path, tune=tune))
   raise _refuse(path)
 
 
@@ -295,7 +295,7 @@ def _from_tfds(info: TfdsInfo) -> Arrays:
   train_images, train_labels = read_shards(info, info.train)
   # A data set without an evaluation split is opened for a hold-out only.
   eval_images, eval_labels = (
-    read_shards(info, info.eval) if info.eval else (train_images, train_labels)
+    read_shards(info, info.eval) if info.eval else (train_images[:0], train_labels[:0])
   )
   check_sizes(train_images, eval_images, info.folder)
   return Arrays(

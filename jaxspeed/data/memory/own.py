@@ -11,7 +11,7 @@ from jaxtyping import Int32, Int64, UInt8
 from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data.formats.class_names import read_class_names
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
-from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
+from jaxspeed.data.hold_out import split_by_digest
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import open_regular
 
@@ -21,55 +21,43 @@ _MOST_CLASSES = 1_000_000
 _COUNTED = 1_024
 
 
-def read_own(path: pathlib.Path, *, tune: bool, share: float = TENTH) -> dict[str, Any]:
-  """Read a folder of .npy files: two splits, or one from which a share is held out.
+def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
+  """Read a folder of .npy files: two splits, or one from which a share is to be held out.
 
   Args:
     path: the folder.
-    tune: whether to read train/ only and return it as both splits.
-    share: share of each class to hold out where there is one split.
+    tune: whether to read train/ only.
 
   Returns:
-    Fields of `arrays.Arrays`; class_names is () where classes.txt is missing.
+    Fields of `arrays.Arrays`; class_names is () where classes.txt is missing, and there are no
+    evaluation images where a share is to be held out.
 
   Raises:
     UserError: a file is missing, damaged, or does not hold images or labels.
   """
-  name, evaluated_on = printable(path.name), "test"
-  class_names = read_class_names(path / "classes.txt")
+  name, alone = printable(path.name), not (path / "train").is_dir()
   split = next((each for each in EVAL_FOLDERS if (path / each).is_dir()), None)
-  if not (path / "train").is_dir():
-    images, labels, grey = _read_pair(path)
-    kept, out = share_of(images, labels, share, str(path))
-    notes = grey_note(grey, len(images)) + single_image_note(labels, class_names)
-    train_images, train_labels = images[kept], labels[kept]
-    eval_images, eval_labels = images[out], labels[out]
-    evaluated_on = "held-out"
-    source = f"{name}: arrays; {hold_out_line(len(out), len(labels), share, evaluated_on)}"
-  elif tune or split:
-    train_images, train_labels, grey = _read_pair(path / "train")
-    eval_images, eval_labels, source = train_images, train_labels, f"{name}: train"
-    count = len(train_images)
-    if not tune:
-      eval_images, eval_labels, eval_grey = _read_pair(path / str(split))
-      source += f" and {split}"
-      grey, count = grey + eval_grey, count + len(eval_images)
-    notes = grey_note(grey, count)
-  else:
+  if not (alone or tune or split):
     raise UserError(
       f"{path} has train/ but none of val/, validation/ and test/ to evaluate on: complete it, "
       "or set --config.tune_on=validation, which holds config.data.hold_out of train/ out."
     )
-  check_sizes(train_images, eval_images, path)
+  images, labels, grey = _read_pair(path if alone else path / "train")
+  held_out, held_out_labels, eval_grey = images[:0], labels[:0], 0
+  source = f"{name}: {'arrays' if alone else 'train'}"
+  if split and not (alone or tune):
+    held_out, held_out_labels, eval_grey = _read_pair(path / split)
+    source += f" and {split}"
+  check_sizes(images, held_out, path)
   return {
-    "train_images": train_images,
-    "train_labels": train_labels,
-    "eval_images": eval_images,
-    "eval_labels": eval_labels,
-    "class_names": class_names,
+    "train_images": images,
+    "train_labels": labels,
+    "eval_images": held_out,
+    "eval_labels": held_out_labels,
+    "class_names": read_class_names(path / "classes.txt"),
     "source": source,
-    "notes": notes,
-    "evaluated_on": evaluated_on,
+    "notes": grey_note(grey + eval_grey, len(images) + len(held_out)),
+    "evaluated_on": "held-out" if alone else "test",
   }
 
 

@@ -76,7 +76,7 @@ def pixels(*shape):
     (pixels(4, 3, 3, 3), [0] * 5, r"labels.npy .*\(5,\).* the 4 images"),
     (pixels(4, 3, 3, 3), [[0]] * 4, r"labels.npy is int64 of shape \(4, 1"),
     (pixels(0, 3, 3, 3), np.zeros(0, int), "labels.npy .* at least one"),
-    (pixels(1, 3, 3, 3), [0], "1 image, too few to hold one out"),
+    (pixels(2, 3, 3, 3), [0, 1], "has one image of each class, so none can be held out"),
     (pixels(4, 3, 3, 3), [0, 0, -1, 2], "a label of .* is -1"),
     (pixels(4, 3, 3, 3), [0, 1, 2, 2**40], "label 1099511627776: labels count"),
     (pixels(4, 3, 3, 3), [0, 0, -(2**40), 2], "a label of .* is -2147483648"),
