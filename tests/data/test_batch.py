@@ -113,25 +113,6 @@ def test_a_carried_epoch_begins_where_it_must_after_more_images_than_an_int32_co
   np.testing.assert_array_equal(order.flip[: images - offset], expected.flip[offset:])
 
 
-def test_keys_of_different_purposes_epochs_and_seeds_differ():
-  purposes = (
-    batch_lib.ORDER,
-    batch_lib.AUGMENT,
-    batch_lib.INIT,
-    batch_lib.WARMUP,
-    batch_lib.FLIP,
-    batch_lib.CUTMIX,
-    batch_lib.PROXY,
-  )
-  keys = {
-    np.asarray(batch_lib.purpose_key(key(seed), purpose, number)).tobytes()
-    for seed in (0, 1)
-    for purpose in purposes
-    for number in range(5)
-  }
-  assert len(keys) == 2 * 7 * 5
-
-
 def test_take_batch_follows_the_order():
   images, labels = some_set(10)
   order = batch_lib.Order(jnp.array([7, 2, 9, 0, 1, 3, 4, 5, 6, 8]), jnp.arange(10) % 2 == 0)
@@ -143,40 +124,17 @@ def test_take_batch_follows_the_order():
   assert (batch.image.dtype, batch.label.dtype, batch.mask.dtype) == (jnp.uint8, jnp.int32, bool)
 
 
-def test_the_batches_of_an_epoch_hold_every_image_once_on_any_number_of_devices():
-  images, labels = map(jnp.asarray, some_set(24))
-  order = batch_lib.epoch_order(key(5), 0, 24, flip="none")
-
-  def labels_from(first, size):
-    return batch_lib.take_batch(images, labels, order, first, size).label
-
-  whole = [labels_from(first, 8) for first in (0, 8, 16)]
-  assert sorted(np.concatenate(whole)) == list(range(24))
-  for step, expected in enumerate(whole):
-    parts = [labels_from(8 * step + 2 * d, 2) for d in range(4)]
-    np.testing.assert_array_equal(np.concatenate(parts), expected)
-
-
-def test_ten_images_in_batches_of_four_on_two_devices_count_ten():
-  images, labels = some_set(10)
-  padded = batch_lib.pad_batches(images, labels, batch=4, devices=2)
-  # Two devices with two whole batches of four each.
-  assert padded.image.shape == (16, 2, 2, 3)
-  assert (padded.image.dtype, padded.label.dtype, padded.mask.dtype) == (np.uint8, np.int32, bool)
-  np.testing.assert_array_equal(padded.mask, [True] * 10 + [False] * 6)
-  np.testing.assert_array_equal(padded.label[:10], np.arange(10))
-  np.testing.assert_array_equal(padded.image[:10], images)
-  assert not padded.image[10:].any() and not padded.label[10:].any()
-
-  # Each device looks at its half, in order.
-  counts = padded.mask.reshape(2, 8).sum(axis=1)
-  assert counts.tolist() == [8, 2]
-
-
 @pytest.mark.parametrize(
-  "n, batch, devices, total", [(16, 4, 2, 16), (17, 4, 2, 24), (1, 4, 2, 8), (10, 3, 1, 12)]
+  "n, batch, devices, total",
+  [(16, 4, 2, 16), (17, 4, 2, 24), (1, 4, 2, 8), (10, 3, 1, 12), (10, 4, 2, 16)],
 )
 def test_padding_is_the_least_that_makes_whole_batches(n, batch, devices, total):
-  padded = batch_lib.pad_batches(*some_set(n), batch=batch, devices=devices)
-  assert len(padded.image) == len(padded.label) == len(padded.mask) == total
-  assert padded.mask.sum() == n
+  images, labels = some_set(n)
+  padded = batch_lib.pad_batches(images, labels, batch=batch, devices=devices)
+  assert padded.image.shape == (total, 2, 2, 3)
+  assert (padded.image.dtype, padded.label.dtype, padded.mask.dtype) == (np.uint8, np.int32, bool)
+  np.testing.assert_array_equal(padded.mask, np.arange(total) < n)
+  np.testing.assert_array_equal(padded.index, np.arange(total))
+  for found, expected in ((padded.image, images), (padded.label, labels)):
+    np.testing.assert_array_equal(found[:n], expected)
+    assert not found[n:].any()

@@ -72,13 +72,6 @@ def test_planes_become_channels(tmp_path, small):
     np.testing.assert_array_equal(found.train_images[0, :, :, channel], planes[channel])
 
 
-def test_cifar10_round_trip(tmp_path, small):
-  expected = tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
-  found = read_cifar_folder(small["cifar10"], tmp_path / "c")
-  assert_read(found, expected)
-  assert found.class_names == ()
-
-
 def test_cifar100_takes_the_fine_label(tmp_path, small):
   expected = write_cifar100(tmp_path / "c")
   assert_read(read_cifar_folder(small["cifar100"], tmp_path / "c"), expected)
