@@ -26,6 +26,7 @@ from jaxspeed.data.disk.index import own_index
 from jaxspeed.data.disk.prepared import (
   STAT_THREADS,
   Prepared,
+  mending,
   modified,
   read_prepared,
   write_prepared,
@@ -36,7 +37,6 @@ from jaxspeed.errors import UserError, printable
 from jaxspeed.files import TEMPORARY, try_lock, write_atomically
 
 Show = Callable[[int, int], None]
-_SETTINGS = {"resize": "quality", "shards": "shards"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
   Raises:
     UserError: they have another source or setting than `made`, or `prepare` did not write them.
   """
-  stored, setting = read_prepared(folder), _SETTINGS[made.kind]
+  stored = read_prepared(folder)
   if stored is None:
     if folder.is_dir() and any(not name.startswith(".") for name in os.listdir(folder)):
       raise UserError(
@@ -108,16 +108,14 @@ def refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
   # Names and times cannot tell two folders' images apart. If the old folder is gone and the names
   # are the same, it was moved.
   there = os.path.isdir(stored.source)
-  moved = stored.originals == made.originals
-  if not (os.path.samefile(stored.source, made.source) if there else moved):
-    different = f"the images in {stored.source}, not in {made.source}"
-  elif (stored.kind, stored.setting) != (made.kind, made.setting):
-    different = f"--{_SETTINGS[stored.kind]}={stored.setting}, not of --{setting}={made.setting}"
-  else:
-    return stored
-  raise UserError(
-    f"{folder} holds the {stored.kind} of {different}: remove it, or name another folder."
+  same = (
+    os.path.samefile(stored.source, made.source) if there else stored.originals == made.originals
   )
+  if not same or (stored.kind, stored.setting) != (made.kind, made.setting):
+    raise UserError(
+      f"{folder} holds what {mending(folder, stored)} makes: remove it, or name another folder."
+    )
+  return stored
 
 
 def begin(folders: Iterable[pathlib.Path], made: Prepared) -> None:

@@ -192,13 +192,14 @@ def test_a_damaged_description_is_one_short_sentence(source, made, damage):
 def test_folders_of_others_are_not_written_over(tmp_path, source, made):
   other = write(tmp_path / "other", {name: jpeg(7) for name in NAMES})
   before = tree(made.out)
-  with pytest.raises(UserError, match=rf"holds the {made.kind} of the images in .*/set, not in "):
+  held = rf"holds what python -m jaxspeed.prepare {made.kind} \S*/"
+  with pytest.raises(UserError, match=rf"{held}set .* makes: remove it, or name another folder"):
     made.make(other)
   source.rename(tmp_path / "moved")  # the names are the same
   assert made.make(tmp_path / "moved").made == 0
   (tmp_path / "moved").rename(tmp_path / "moved again")
   (other / NAMES[0]).unlink()
-  with pytest.raises(UserError, match=r"/moved, not in .*/other: remove it, or name another folde"):
+  with pytest.raises(UserError, match=f"{held}moved "):
     made.make(other)
   strange = made.folder / ".jaxspeed/prepared.json"
   strange.unlink()
@@ -209,11 +210,8 @@ def test_folders_of_others_are_not_written_over(tmp_path, source, made):
 
 
 def test_files_of_one_folder_are_made_in_one_way(source, made):
-  options, words = {
-    "resize": ({"quality": 80}, "--quality=75, not of --quality=80"),
-    "shards": ({"shards": 2}, "--shards=3, not of --shards=2"),
-  }[made.kind]
-  with pytest.raises(UserError, match=f"holds the {made.kind} of {words}: remove it"):
+  options = {"resize": {"quality": 80}, "shards": {"shards": 2}}[made.kind]
+  with pytest.raises(UserError, match=f"holds what {mend(made, source)[0]} makes: remove it"):
     made.make(source, **options)
 
 
