@@ -104,12 +104,11 @@ class ResidentFeed(Feed):
   @property
   def whole_epochs(self) -> bool:
     """Whether one program runs an epoch, as on accelerators."""
-    return self._programs.whole_epochs
+    return self._programs.epoch is not None
 
   @property
   def programs(self) -> list[Program]:
-    train = self._programs.train()
-    return sorted(self._programs.all(), key=lambda program: program not in train)
+    return self._programs.all()
 
   def new_programs(self) -> list[Program]:
     """All programs at the first call, none afterwards."""
@@ -124,7 +123,7 @@ class ResidentFeed(Feed):
   def needs_warm_up(self) -> bool:
     """Whether the config asks for a warm-up; with "auto", accelerators get one."""
     warmup = self.spec.config.warmup
-    return warmup == "on" or (warmup == "auto" and self._programs.whole_epochs)
+    return warmup == "on" or (warmup == "auto" and self.whole_epochs)
 
   def warm_up(self) -> None:
     """Runs every program on random labels, from which nothing can be learned: a step of each kind.
@@ -140,10 +139,11 @@ class ResidentFeed(Feed):
     state = programs.init.call(key, train.image)
     carry = Carry(state, mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh))
     order = self._order(0, 0)
-    for program in programs.step.values():
-      carry, _ = program.call(carry, train, order, resident.table)
+    for kind, program in programs.train.items():
+      if kind is not None:
+        carry, _ = program.call(carry, train, order, resident.table)
     first = 0
-    for span in spec.plan.step_ranges() if programs.whole_epochs else ():
+    for span in spec.plan.step_ranges() if programs.epoch is not None else ():
       assert programs.epoch is not None
       carry = carry.replace(state=carry.state.replace(step=self._number(first)))
       stop = self._number(min(first + len(span.kinds), span.end))
@@ -168,7 +168,7 @@ class ResidentFeed(Feed):
       yield StepOutput(end, carry, losses, count=end - begin)
       begin = end
     for step in range(begin, last_step):
-      program = programs.step[plan.kind_of(step)]
+      program = programs.train[plan.kind_of(step)]
       carry, loss = program.call(carry, data, order, table)
       yield StepOutput(step + 1, carry, loss)
 

@@ -27,30 +27,26 @@ class Programs:
   """The compiled programs of a run.
 
   Attributes:
-    epoch: the program of an epoch's steps, or of those that are left; None on a CPU.
-    step: without it, the program of each kind of step.
+    train: the program of each kind of step; on accelerators only that of an epoch's steps, or of
+      those that are left, under None.
     order: the program of an epoch's order; None where the host balances it (`data.balance`).
     carry: shapes and shardings of what `train` takes and returns, to restore a checkpoint into.
   """
 
+  train: dict[StepKind | None, Program]
   init: Program
   order: Program | None
-  epoch: Program | None
-  step: dict[StepKind, Program]
   evaluate: Program
   carry: Carry
 
   @property
-  def whole_epochs(self) -> bool:
-    """Whether a call runs an epoch."""
-    return self.epoch is not None
-
-  def train(self) -> list[Program]:
-    """The programs that train."""
-    return [self.epoch] if self.epoch is not None else list(self.step.values())
+  def epoch(self) -> Program | None:
+    """The program of an epoch's steps."""
+    return self.train.get(None)
 
   def all(self) -> list[Program]:
-    every = (self.init, self.order, *self.train(), self.evaluate)
+    """All programs, those that train first."""
+    every = (*self.train.values(), self.init, self.order, self.evaluate)
     return [program for program in every if program is not None]
 
 
@@ -132,10 +128,9 @@ def compile_programs(spec: TrainSpec, *, whole_epochs: bool | None = None) -> Pr
     del others["order"]
   compiled = BackgroundCompiler(jobs | others).wait()
   return Programs(
+    train={kind: compiled[kind] for kind in jobs},
     init=compiled["init"],
     order=compiled.get("order"),
-    epoch=compiled.get(None),
-    step={kind: compiled[kind] for kind in jobs if kind is not None},
     evaluate=compiled["evaluate"],
     carry=carry,
   )

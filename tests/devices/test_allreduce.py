@@ -93,7 +93,7 @@ def test_the_resident_step_has_one_all_reduce_a_group():
   config = toy_config(**{"allreduce.group_mb": 0.002, "model.width": 8})
   spec = toy_spec(config, devices=2)
   programs = compile_programs(spec)
-  (program,) = programs.train()
+  (program,) = programs.train.values()
   sizes = allreduce.count(program.text())
   order = [jax.tree.leaves(programs.carry.state.params)[i].size for i in spec.layer_order]
   groups = allreduce.make_groups([4 * n for n in reversed(order)], 2000)

@@ -59,7 +59,7 @@ def run_steps(job, number, order_of_epoch=None):
     order = order.replace(index=mesh_lib.replicate(index, job.mesh))
   losses = []
   for step_number in range(number):
-    program = programs.step[job.plan.kind_of(step_number)]
+    program = programs.train[job.plan.kind_of(step_number)]
     carry, loss = program.call(carry, resident.train, order, resident.table)
     losses.append(float(loss))
   return jax.device_get(carry), losses
@@ -155,7 +155,7 @@ def assert_epochs_equal_steps(by_step, whole, *stops):
 
   The first ones are steps, as where a CPU saves inside an epoch and an accelerator resumes.
   """
-  assert len(whole._programs.train()) == 1
+  assert len(whole._programs.train) == 1
   whole.warm_up()
   carry, other = begin(by_step), begin(by_step)
   losses, told = [], []
