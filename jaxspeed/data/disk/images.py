@@ -15,18 +15,6 @@ from jaxspeed.config.output import held
 from jaxspeed.data.formats import pixels
 from jaxspeed.errors import UserError
 
-# The first bytes of the formats that can be read, and their names.
-_FORMATS = {
-  b"\xff\xd8\xff": "JPEG",
-  b"\x89PNG\r\n\x1a\n": "PNG",
-  b"GIF8": "GIF",
-  b"BM": "BMP",
-  b"RIFF": "WebP",
-  b"II*\0": "TIFF",
-  b"MM\0*": "TIFF",
-}
-
-
 _ADVICE = "pip install 'jaxspeed[images]'."
 
 
@@ -200,25 +188,3 @@ def central_crop(
     antialias=False,
   )
   return _to_uint8(tf, resized)
-
-
-def describe_failure(encoded: bytes) -> str:
-  """Return why bytes could not be decoded as an image."""
-  if not encoded:
-    return "it is empty"
-  if not encoded.startswith(tuple(_FORMATS)):
-    *formats, last = dict.fromkeys(_FORMATS.values())
-    return f"it is not a {', '.join(formats)} or {last}"
-  # Pillow names the variants of its formats that it cannot read.
-  if not encoded.startswith(pixels.TENSORFLOW_SIGNATURES):
-    try:
-      pixels.decode(encoded)
-    except ValueError as error:
-      return pixels.reason_of(error)
-    except Exception:
-      return "its data are damaged or cut off"
-  return "its data are damaged or cut off"
-
-
-def describe_unreadable(error: OSError) -> str:
-  return f"it cannot be read: {error.strerror or error}"

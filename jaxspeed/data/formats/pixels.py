@@ -10,10 +10,8 @@ both libraries. A rotation or reflection in the EXIF header is applied.
 """
 
 import contextlib
-import functools
 import io
 import warnings
-from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -65,17 +63,8 @@ def open_image(file: BinaryIO) -> Image.Image:
   return Image.open(file, formats=FORMATS)
 
 
-@contextlib.contextmanager
-def without_warnings() -> Iterator[None]:
-  """Drop Pillow's warnings about large images and odd headers; not safe with threads."""
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    yield
-
-
-@functools.cache
 def drop_warnings() -> None:
-  """Drop Pillow's warnings from now on, in all threads, where `without_warnings` is not safe."""
+  """Drop Pillow's warnings about large images and odd headers from now on, in all threads."""
   warnings.filterwarnings("ignore", module=r"PIL\b")
 
 

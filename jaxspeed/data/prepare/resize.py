@@ -231,13 +231,13 @@ def _left_of(task: _Task, times: Sequence[int]) -> _Task | None:
 
 def _resize(task: _Task) -> tuple[int, list[Broken]]:
   """Make copies, and remove those of images that are now broken."""
+  pixels.drop_warnings()
   broken = []
   sizes, quality = task.made.sizes, task.made.setting
   for file, path in zip(task.files, task.originals, strict=True):
     copies: dict[int, bytes] = {}
     try:
-      # Users of a million images need no warnings of large images and strange metadata.
-      with pixels.without_warnings(), open_regular(path) as opened:
+      with open_regular(path) as opened:
         # Taken before reading: a file that changes meanwhile is then newer than its copies.
         original = os.fstat(opened.fileno()).st_mtime_ns
         copies = make_copies(opened.read(), sizes, quality=quality)

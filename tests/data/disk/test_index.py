@@ -119,7 +119,7 @@ def test_processes_find_what_one_finds(tmp_path, opened, monkeypatch):
     monkeypatch.setattr(headers, "_IMAGES_FOR_PROCESSES", threshold)
     if not threshold:
       # Which this process is then not to call.
-      monkeypatch.setattr(headers.pixels, "without_warnings", None)
+      monkeypatch.setattr(headers.pixels, "drop_warnings", None)
     for name in ("large", "1.0.0", "no text"):
       found[name, threshold] = opened(tmp_path / name, cache=tmp_path / f"cache{threshold}")
   assert_holds(found["1.0.0", 0], files)
