@@ -150,11 +150,6 @@ def batches(rectangles: Rectangles, batch_size: int) -> list[EvalBatch]:
   return found
 
 
-class _Resized(NamedTuple):
-  height: Int64[np.ndarray, "n"]
-  width: Int64[np.ndarray, "n"]
-
-
 class _OnLine(NamedTuple):
   """Images on the line of width minus height, in pixels; all three fields rise with the ratio."""
 
@@ -167,17 +162,6 @@ def _is_whole(width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"]) -> Bool
   return (width > 0) & (height > 0)
 
 
-def _resized(
-  width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], short_side: int
-) -> _Resized:
-  """Return sizes after resizing: the short side is exact, the long side rounded down."""
-  width, height = width.astype(np.int64), height.astype(np.int64)
-  return _Resized(
-    height=np.maximum(short_side * height // width, short_side),
-    width=np.maximum(short_side * width // height, short_side),
-  )
-
-
 def _on_line(
   width: Int[np.ndarray, "n"],
   height: Int[np.ndarray, "n"],
@@ -186,13 +170,18 @@ def _on_line(
   long_side: int,
   resize: int,
 ) -> _OnLine:
-  ideal = _resized(width, height, short_side)
-  resized = _resized(width, height, resize)
+  width, height = width.astype(np.int64), height.astype(np.int64)
+
+  def resized(side: int, of: np.ndarray, other: np.ndarray) -> Int64[np.ndarray, "n"]:
+    """Return a side after resizing to a short side, which is exact; a long one is rounded down."""
+    return np.maximum(side * of // other, side)
+
+  ideal = resized(short_side, width, height) - resized(short_side, height, width)
   farthest = long_side - short_side
   return _OnLine(
-    ideal=np.clip(ideal.width - ideal.height, -farthest, farthest),
-    lowest=short_side - resized.height,
-    highest=resized.width - short_side,
+    ideal=np.clip(ideal, -farthest, farthest),
+    lowest=short_side - resized(resize, height, width),
+    highest=resized(resize, width, height) - short_side,
   )
 
 
