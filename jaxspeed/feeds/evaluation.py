@@ -4,13 +4,13 @@ import collections
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, UInt8
-from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.watchdog import heartbeat
@@ -40,10 +40,15 @@ _SHAPES_FILL = 2048
 _SHOWN_SIDE = 64
 
 
+# Programs by `Evaluation.key`: all of them, or while they are compiled.
+Programs = Mapping[Any, Program] | BackgroundCompiler
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
   """How a phase evaluates: its images, global batches, mode and sizes in pixels."""
 
+  spec: TrainSpec
   split: Table
   batches: list[rectangles.EvalBatch]
   mode: str
@@ -54,62 +59,75 @@ class Evaluation:
   def shapes(self) -> list[tuple[int, int]]:
     return list(dict.fromkeys(batch.shape for batch in self.batches))
 
+  def key(self, shape: tuple[int, int]) -> tuple:
+    """What tells the program of a shape from others of the run."""
+    return ("evaluate", self.mode, self.size, shape)
 
-def make_evaluation(split: Table, config: ConfigDict, phase: Phase, batch_size: int) -> Evaluation:
+  def jobs(self, variables: Any) -> dict[tuple, Callable[[], Program]]:
+    """The functions that compile the programs, given the shapes of the model's variables."""
+    return {
+      self.key(shape): functools.partial(self._compile, variables, shape) for shape in self.shapes
+    }
+
+  def _compile(self, variables: Any, shape: tuple[int, int]) -> Program:
+    """The program that evaluates a global batch of images of `shape`."""
+    spec = self.spec
+    function = on_mesh(
+      eval_step.evaluate_batch, spec, mode=self.mode, size=self.size, split=(False, True, False)
+    )
+    sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), mesh_lib.replicated(spec.mesh))
+    batch = abstract_batch(spec, spec.plan.eval_batch_size * spec.devices, shape)
+    batch = batch.replace(index=batch.label)
+    options = spec.common_options(jax.default_backend())
+    return compile_program(function, (variables, batch, sums), options=options)
+
+  def run(self, programs: Programs, variables: dict[str, Any]) -> tuple[EvalResult, dict[str, str]]:
+    """The result, and why this process could not read some images, by name."""
+    spec, split = self.spec, self.split
+    sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
+    images: tuple[Outcomes, ...] = ()
+    under_way: collections.deque[MetricSums] = collections.deque()
+    with contextlib.closing(
+      EvalStream(split, self.batches, resize=self.resize, **how_to_read(spec))
+    ) as stream:
+      for host in stream:
+        batch = host.replace(flip=None)
+        program = programs[self.key(host.image.shape[1:3])]
+        found = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
+        sums, images = found.sums, images + found.images
+        under_way.append(sums)
+        if len(under_way) > _EVALUATED_AHEAD:
+          jax.block_until_ready(under_way.popleft())
+          heartbeat()
+    # Images without a readable header are in no batch.
+    headless = np.flatnonzero(split.width == 0).tolist()
+    broken = stream.broken | {number: why_broken(split, number) for number in headless}
+    reasons = {split.name(i): reason for i, reason in sorted(broken.items())}
+    return EvalResult(sums, images), reasons
+
+
+def make_evaluation(split: Table, spec: TrainSpec, phase: Phase) -> Evaluation:
   """The evaluation of a phase; each image of `split` with a readable header is in just one batch.
 
-  Args:
-    config: the config; `eval` limits the shapes of rectangles.
-    batch_size: the batch size of all devices.
+  The config's `eval` limits the shapes of rectangles.
   """
-  mode, size = phase.eval_mode, phase.eval_size
+  mode, size, limits = phase.eval_mode, phase.eval_size, spec.config.eval
   if mode.startswith("rect"):
     shapes = rectangles.choose_shapes(
       split.width,
       split.height,
       short_side=size,
-      limit=config.eval.shapes,
-      multiple=config.eval.multiple,
-      batch=max(1, min(_SHAPES_FILL, len(split.width) // config.eval.shapes)),
+      limit=limits.shapes,
+      multiple=limits.multiple,
+      batch=max(1, min(_SHAPES_FILL, len(split.width) // limits.shapes)),
       resize=phase.eval_resize,
     )
   else:
     # "five": the device takes its crops from the middle square of the resized image.
     side = phase.eval_resize if mode == "five" else size
     shapes = rectangles.square(split.width, split.height, side)
-  batches = rectangles.batches(shapes, batch_size)
-  return Evaluation(split, batches, mode, phase.eval_resize, size)
-
-
-def run_evaluation(
-  spec: TrainSpec,
-  evaluation: Evaluation,
-  programs: dict[tuple[int, int], Program],
-  variables: dict[str, Any],
-) -> tuple[EvalResult, dict[str, str]]:
-  """The result of an evaluation, and why this process could not read some images, by name."""
-  split = evaluation.split
-  sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
-  images: tuple[Outcomes, ...] = ()
-  under_way: collections.deque[MetricSums] = collections.deque()
-  asked = evaluation.batches
-  with contextlib.closing(
-    EvalStream(split, asked, resize=evaluation.resize, **how_to_read(spec))
-  ) as stream:
-    for host in stream:
-      batch = host.replace(flip=None)
-      program = programs[host.image.shape[1:3]]
-      found = program.call(variables, mesh_lib.split(batch, spec.mesh), sums)
-      sums, images = found.sums, images + found.images
-      under_way.append(sums)
-      if len(under_way) > _EVALUATED_AHEAD:
-        jax.block_until_ready(under_way.popleft())
-        heartbeat()
-  # Images without a readable header are in no batch.
-  headless = np.flatnonzero(split.width == 0).tolist()
-  broken = stream.broken | {number: why_broken(split, number) for number in headless}
-  reasons = {split.name(i): reason for i, reason in sorted(broken.items())}
-  return EvalResult(sums, images), reasons
+  batches = rectangles.batches(shapes, spec.plan.eval_batch_size * spec.devices)
+  return Evaluation(spec, split, batches, mode, phase.eval_resize, size)
 
 
 def how_to_read(spec: TrainSpec) -> dict[str, Any]:
@@ -137,31 +155,10 @@ def prepare_evaluation(
   sets: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
 ) -> RunEvaluation:
   """Compiles the programs of a phase's evaluation; returns a function that runs it."""
-  split, batch_size = sets.sets[phase.copies].eval, spec.plan.eval_batch_size * spec.devices
-  evaluation = make_evaluation(split, spec.config, phase, batch_size)
+  evaluation = make_evaluation(sets.sets[phase.copies].eval, spec, phase)
   abstract = mesh_lib.abstract(variables, mesh_lib.replicated(spec.mesh))
-  compile_one = functools.partial(compile_evaluation, spec, abstract, evaluation)
-  jobs = {shape: functools.partial(compile_one, shape) for shape in evaluation.shapes}
-  programs = BackgroundCompiler(jobs).wait()
-  return lambda: run_evaluation(spec, evaluation, programs, variables)
-
-
-def compile_evaluation(
-  spec: TrainSpec, variables: Any, evaluation: Evaluation, shape: tuple[int, int]
-) -> Program:
-  """The program that evaluates a global batch of images of `shape`."""
-  function = on_mesh(
-    eval_step.evaluate_batch,
-    spec,
-    mode=evaluation.mode,
-    size=evaluation.size,
-    split=(False, True, False),
-  )
-  sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), mesh_lib.replicated(spec.mesh))
-  batch = abstract_batch(spec, spec.plan.eval_batch_size * spec.devices, shape)
-  batch = batch.replace(index=batch.label)
-  options = spec.common_options(jax.default_backend())
-  return compile_program(function, (variables, batch, sums), options=options)
+  programs = BackgroundCompiler(evaluation.jobs(abstract)).wait()
+  return lambda: evaluation.run(programs, variables)
 
 
 def abstract_batch(spec: TrainSpec, batch_size: int, shape: tuple[int, int]) -> Batch:
@@ -171,7 +168,3 @@ def abstract_batch(spec: TrainSpec, batch_size: int, shape: tuple[int, int]) -> 
     label=jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=parts),
     mask=jax.ShapeDtypeStruct((batch_size,), jnp.bool_, sharding=parts),
   )
-
-
-def eval_key(evaluation: Evaluation, shape: tuple[int, int]) -> tuple:
-  return ("evaluate", evaluation.mode, evaluation.size, shape)

@@ -21,11 +21,8 @@ from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_progra
 from jaxspeed.feeds.broken import check_headers
 from jaxspeed.feeds.evaluation import (
   abstract_batch,
-  compile_evaluation,
-  eval_key,
   make_evaluation,
   prepare_evaluation,
-  run_evaluation,
   small_squares,
 )
 from jaxspeed.feeds.input_wait import InputWait
@@ -56,10 +53,7 @@ class StreamFeed(Feed):
     everywhere = mesh_lib.replicated(spec.mesh)
     self._table = mesh_lib.replicate(plan.table_in(spec.accumulation), spec.mesh)
     self._evaluations = {
-      phase: make_evaluation(
-        sets.sets[phase.copies].eval, config, phase, plan.eval_batch_size * spec.devices
-      )
-      for phase in plan.phases
+      phase: make_evaluation(sets.sets[phase.copies].eval, spec, phase) for phase in plan.phases
     }
     size = plan.phases[0].image_size
     self._init = on_mesh(init_state, spec)
@@ -75,10 +69,7 @@ class StreamFeed(Feed):
     for phase in plan.phases:
       jobs[_train_key(phase)] = functools.partial(self._compile_train, phase)
       jobs.setdefault("init", lambda: compile_program(self._init, shapes, options=common))
-      evaluation = self._evaluations[phase]
-      for shape in evaluation.shapes:
-        job = functools.partial(compile_evaluation, spec, state.eval_variables(), evaluation, shape)
-        jobs.setdefault(eval_key(evaluation, shape), job)
+      jobs |= self._evaluations[phase].jobs(state.eval_variables())
     self._ahead = BackgroundCompiler(jobs)
     # Imported while XLA compiles: no other Python runs then.
     synthetic = config.data.synthetic
@@ -139,7 +130,7 @@ class StreamFeed(Feed):
     """Waits for the programs of the phase of `step`; a line on when they were ready, once each."""
     phase = self.spec.plan.phase_of(step)
     evaluation = self._evaluations[phase]
-    keys = [_train_key(phase), "init", *(eval_key(evaluation, s) for s in evaluation.shapes)]
+    keys = [_train_key(phase), "init", *map(evaluation.key, evaluation.shapes)]
     asked, begun = time.monotonic(), self._ahead.started
     ready = max(self._ahead[key].ready_at for key in keys)
     phases = self.spec.plan.phases
@@ -170,8 +161,7 @@ class StreamFeed(Feed):
 
   def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
     evaluation = self._evaluations[self.spec.plan.phase_of(step - 1)]
-    programs = {s: self._ahead[eval_key(evaluation, s)] for s in evaluation.shapes}
-    result, broken = run_evaluation(self.spec, evaluation, programs, variables)
+    result, broken = evaluation.run(self._ahead, variables)
     self._broken |= {("eval", name): reason for name, reason in broken.items()}
     return result
 

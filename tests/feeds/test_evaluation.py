@@ -16,6 +16,7 @@ def test_the_shapes_of_rectangles_do_not_depend_on_the_batch():
   config = get_config("imagenette")
   shapes = []
   for batch in (16, 64, 256):
-    config.eval.batch_size = batch
-    shapes.append(make_evaluation(split, config, phase, batch).shapes)
+    plan = types.SimpleNamespace(eval_batch_size=batch)
+    spec = types.SimpleNamespace(config=config, plan=plan, devices=1)
+    shapes.append(make_evaluation(split, spec, phase).shapes)
   assert shapes[0] == shapes[1] == shapes[2] and len(shapes[0]) > 1
