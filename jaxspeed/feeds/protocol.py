@@ -98,6 +98,7 @@ class Feed(Protocol):
       spec: the specification of the run, or of the first of several that differ in their seeds.
     """
     self.data, self.spec = data, spec
+    self._counted: set[int] = set()  # programs that `new_programs` returned
 
   @property
   def whole_epochs(self) -> bool:
@@ -111,7 +112,9 @@ class Feed(Protocol):
 
   def new_programs(self) -> list[Program]:
     """The programs compiled since the last call."""
-    return []
+    new = [program for program in self.programs if id(program) not in self._counted]
+    self._counted |= set(map(id, new))
+    return new
 
   def wait_for(self, step: int) -> list[str]:
     """Waits for the programs of the epoch of `step`; returns lines on when they were ready."""

@@ -41,7 +41,6 @@ class ResidentFeed(Feed):
   def __init__(self, arrays: Arrays, spec: TrainSpec) -> None:
     super().__init__(arrays, spec)
     self._programs = compile_programs(spec)
-    self._uncounted = self._programs.all()
     self.carry = self._programs.carry
 
   @staticmethod
@@ -109,11 +108,6 @@ class ResidentFeed(Feed):
   @property
   def programs(self) -> list[Program]:
     return self._programs.all()
-
-  def new_programs(self) -> list[Program]:
-    """All programs at the first call, none afterwards."""
-    new, self._uncounted = self._uncounted, []
-    return new
 
   def place(self) -> None:
     """Copies the data set to the devices."""

@@ -74,7 +74,6 @@ class StreamFeed(Feed):
     # Imported while XLA compiles: no other Python runs then.
     synthetic = config.data.synthetic
     self._loading = None if synthetic else ThreadPoolExecutor(1).submit(import_tensorflow)
-    self._counted: set[Any] = set()
     self._reported: set[Phase] = set()
     self._streams = TrainStreams(sets, spec)
     self._broken: Broken = {}  # found by evaluations
@@ -109,12 +108,6 @@ class StreamFeed(Feed):
   @property
   def programs(self) -> list[Program]:
     return list(self._ahead.ready().values())
-
-  def new_programs(self) -> list[Program]:
-    ready = self._ahead.ready()
-    new = [program for key, program in ready.items() if key not in self._counted]
-    self._counted |= ready.keys()
-    return new
 
   def place(self) -> None:
     """Waits until TensorFlow, which reads the images, is imported; that takes some seconds."""
