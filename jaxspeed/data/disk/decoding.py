@@ -5,7 +5,7 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int32, Int64, UInt8
 
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.broken import next_sound, require_length, why_broken
-from jaxspeed.data.disk.images import import_tensorflow
+from jaxspeed.data.disk.images import crop, import_tensorflow, turn
 from jaxspeed.data.disk.reading import ReadAhead, window_of
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.table import Table
@@ -27,6 +27,17 @@ _CHUNK = 64
 READ_THREADS = 64
 # A name of a file that does not end as JPEGs do.
 _NO_JPEG = re.compile(rb"(?i)(?<!\.jpg)(?<!\.jpeg)\0")
+
+
+# dtype and shape for each image of: the box to decode, and the (vertical, horizontal) scale,
+# translation and shape of its result before it is turned, and EXIF's number of that turn.
+_WINDOWS: tuple[tuple[type, tuple[int, ...]], ...] = (
+  (np.int32, (4,)),
+  (np.float32, (2,)),
+  (np.float32, (2,)),
+  (np.int32, (2,)),
+  (np.int32, ()),
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,10 +68,10 @@ class Stream(Iterator[Batch], abc.ABC):
     broken: the reason for each image replaced so far, by number; the caller may clear it.
   """
 
-  # Whether other images take the place of broken ones; else broken ones do not count.
-  _replaces = True
-  # dtype and shape of what `_windows` returns for each image.
-  _window_types: tuple[tuple[type, tuple[int, ...]], ...]
+  # In training boxes are all of a crop, and other images take the place of broken ones; in an
+  # evaluation broken ones do not count.
+  _trains: bool
+  _halve = False  # as in `images.crop`
   _batches: Iterator[tuple[Any, Any]]
   _pending: collections.deque[_Request]
 
@@ -115,15 +126,14 @@ class Stream(Iterator[Batch], abc.ABC):
 
   @abc.abstractmethod
   def _windows(self, step: int, used: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the part to decode and the new size of each image of a batch."""
+    """Return what `_WINDOWS` says of each image of a batch."""
 
-  @abc.abstractmethod
-  def _shape_of(self, *windows: Any) -> Any:
-    """Return the height and width of one image's result, from its windows, in TensorFlow."""
-
-  @abc.abstractmethod
-  def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
+  def _crop(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
     """Apply TensorFlow's operations to one image."""
+    *window, orientation = windows
+    how = dict(antialias=self._antialias, fills=self._trains, halve=self._halve)
+    image = crop(self._tf, encoded, *window, mixed=mixed, **how)
+    return turn(self._tf, image, orientation) if self._turned else image
 
   def __next__(self) -> Batch:
     """Return the next batch; its images are read-only.
@@ -164,10 +174,10 @@ class Stream(Iterator[Batch], abc.ABC):
     for row in np.flatnonzero(sound & (length != split.length[used])).tolist():
       require_length(split, int(used[row]), int(length[row]))
     # What only fills a batch of an evaluation is no image of its own.
-    counted = mask | self._replaces
+    counted = mask | self._trains
     for number in {*index[counted & (used != index)], *used[counted & ~sound]}:
       self.broken[int(number)] = why_broken(split, int(number))
-    if not self._replaces:
+    if not self._trains:
       mask = mask & sound & (used == index)
     elif sound.all():
       index = used
@@ -190,9 +200,8 @@ class Stream(Iterator[Batch], abc.ABC):
     self._batches = _decoded(
       self._tf,
       functools.partial(self._load, self._loaded(self._pending, chunk)),
-      functools.partial(self._finish, mixed=self._tolerant or self._mixed),
-      self._shape_of if self._tolerant else None,
-      self._window_types,
+      functools.partial(self._crop, mixed=self._tolerant or self._mixed),
+      tolerant=self._tolerant,
       parts=(self._steps - self._delivered) * -(-self._batch // chunk),
       batch=self._batch,
     )
@@ -240,9 +249,8 @@ def _decoded(
   tf: Any,
   load: Callable[[int], tuple[np.ndarray, ...]],
   finish: Callable[..., Any],
-  shape_of: Callable[..., Any] | None,
-  window_types: Sequence[tuple[type, tuple[int, ...]]],
   *,
+  tolerant: bool,
   parts: int,
   batch: int,
 ) -> Iterator[tuple[Any, Any]]:
@@ -253,14 +261,13 @@ def _decoded(
     load: function that returns the next part's encoded images and windows; never called
       concurrently.
     finish: TensorFlow's operations on an encoded image and its windows.
-    shape_of: function that returns the shape of an image's result, so that an image that cannot be
-      decoded is black and of length -1; None: the iterator fails there.
-    window_types: dtype and shape of each window of an image.
+    tolerant: whether an image that cannot be decoded is black and of length -1; else the iterator
+      fails there.
     parts: number of calls of `load`.
     batch: images of a batch.
   """
-  types = [tf.string, *(tf.as_dtype(dtype) for dtype, _ in window_types)]
-  shapes = [(), *(shape for _, shape in window_types)]
+  types = [tf.string, *(tf.as_dtype(dtype) for dtype, _ in _WINDOWS)]
+  shapes = [(), *(shape for _, shape in _WINDOWS)]
 
   @tf.autograph.experimental.do_not_convert
   def load_part(number: Any) -> tuple[Any, ...]:
@@ -280,8 +287,9 @@ def _decoded(
 
     @tf.autograph.experimental.do_not_convert
     def mark(_: Any, *windows: Any) -> tuple[Any, Any]:
-      shape = tf.concat([shape_of(*windows), [3]], 0)  # type: ignore[misc]
-      return tf.zeros(shape, tf.uint8), tf.constant(-1)
+      *_, shape, orientation = windows
+      shape = tf.where(orientation > 4, shape[::-1], shape)  # turns it on its side
+      return tf.zeros(tf.concat([shape, [3]], 0), tf.uint8), tf.constant(-1)
 
     return one.map(decode).ignore_errors().concatenate(one.map(mark)).take(1)
 
@@ -294,7 +302,7 @@ def _decoded(
   options.threading.max_intra_op_parallelism = 1
   # 41 of an image's 1,200 us are spent outside its decoding; with from_generator, 64.
   dataset = tf.data.Dataset.range(parts).map(load_part).prefetch(1).unbatch()
-  if shape_of is None:
+  if not tolerant:
     dataset = dataset.map(decode, num_parallel_calls=threads)
   else:
     # 414 and 483 images/s with 10 of 1,024 images cut off, where the plain map decoded 454 and 707

@@ -114,11 +114,6 @@ def turn(tf: Any, image: Any, orientation: Any) -> Any:
   return image[:: steps[0], :: steps[1]]
 
 
-def _to_uint8(tf: Any, images: Any) -> Any:
-  """Round float32 [1, h, w, 3] to uint8 [h, w, 3]."""
-  return tf.cast(tf.round(tf.squeeze(images, 0)), tf.uint8)
-
-
 def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any:
   """Resize uint8 [h, w, 3] to uint8 [*shape, 3] with Pillow's bilinear filter.
 
@@ -147,24 +142,7 @@ def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any
   return tf.reshape(turned, [shape[0], shape[1], 3])
 
 
-def random_crop(
-  tf: Any, encoded: Any, box: Any, *, size: int, halve: bool, mixed: bool, antialias: bool
-) -> Any:
-  """Decode a box of an image and resize it to uint8 [size, size, 3] by bilinear interpolation."""
-  whole = functools.partial(_decode, tf, encoded, box, mixed=mixed)
-  if antialias:
-    # Decoding JPEGs to half their size saves nothing here.
-    scale = float(size) / tf.cast(box[2:], tf.float32)
-    return _resize(tf, whole(), scale, (0.0, 0.0), (size, size))
-  half = functools.partial(whole, ratio=2)
-  part = tf.cond(tf.reduce_min(box[2:]) >= 2 * size, half, whole) if halve else whole()
-  resized = tf.raw_ops.ResizeBilinear(
-    images=tf.expand_dims(part, 0), size=[size, size], half_pixel_centers=True
-  )
-  return _to_uint8(tf, resized)
-
-
-def central_crop(
+def crop(
   tf: Any,
   encoded: Any,
   box: Any,
@@ -174,17 +152,30 @@ def central_crop(
   *,
   mixed: bool,
   antialias: bool,
+  fills: bool,
+  halve: bool,
 ) -> Any:
-  """Decode a box of an image, resize it, and crop or pad it to uint8 [*shape, 3]."""
-  part = _decode(tf, encoded, box, mixed=mixed)
+  """Decode a box of an image, resize it, and crop or pad it to uint8 [*shape, 3].
+
+  Without antialiasing, a box that is all of the result (`fills`) may be decoded to half its size.
+  Decoding JPEGs to half their size saves nothing with antialiasing.
+  """
+  whole = functools.partial(_decode, tf, encoded, box, mixed=mixed)
   if antialias:
-    return _resize(tf, part, scale, translation, shape)
-  resized = tf.raw_ops.ScaleAndTranslate(
-    images=tf.expand_dims(part, 0),
-    size=shape,
-    scale=scale,
-    translation=translation,
-    kernel_type="triangle",
-    antialias=False,
-  )
-  return _to_uint8(tf, resized)
+    return _resize(tf, whole(), scale, translation, shape)
+  if fills:
+    half = functools.partial(whole, ratio=2)
+    part = tf.cond(tf.reduce_all(box[2:] >= 2 * shape), half, whole) if halve else whole()
+    resized = tf.raw_ops.ResizeBilinear(
+      images=tf.expand_dims(part, 0), size=shape, half_pixel_centers=True
+    )
+  else:
+    resized = tf.raw_ops.ScaleAndTranslate(
+      images=tf.expand_dims(whole(), 0),
+      size=shape,
+      scale=scale,
+      translation=translation,
+      kernel_type="triangle",
+      antialias=False,
+    )
+  return tf.cast(tf.round(tf.squeeze(resized, 0)), tf.uint8)

@@ -29,7 +29,6 @@ from jaxspeed.data.disk.crops import (
   stored_windows,
 )
 from jaxspeed.data.disk.decoding import Stream
-from jaxspeed.data.disk.images import central_crop, random_crop, turn
 from jaxspeed.data.disk.reading import chunks_of
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.table import Table
@@ -43,7 +42,7 @@ class TrainStream(Stream):
   For ImageNet's originals at 128 px, it halves half of the crops and takes 0.94 times the CPU time.
   """
 
-  _window_types = ((np.int32, (4,)), (np.int32, ()))
+  _trains = True
 
   def __init__(
     self,
@@ -96,9 +95,6 @@ class TrainStream(Stream):
   def _shape(self, step: int) -> tuple[int, int]:
     return self._size, self._size
 
-  def _shape_of(self, *windows: Any) -> Any:
-    return self._tf.constant((self._size, self._size))
-
   def _permuted(self, flip: str, epoch: int) -> Order:
     index = epoch_order(self._seed, epoch, len(self.split))
     if self.split.offset is not None:
@@ -112,13 +108,10 @@ class TrainStream(Stream):
     size = self.split.width[used], self.split.height[used]
     box = crop_boxes(uniform, *size, min_scale=self._min_scale)
     orientation = self.split.orientation[used].astype(np.int32)
-    return stored_boxes(box, *size, orientation), orientation
-
-  def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
-    *part, orientation = windows
-    how = dict(halve=self._halve, mixed=mixed, antialias=self._antialias)
-    image = random_crop(self._tf, encoded, *part, size=self._size, **how)
-    return turn(self._tf, image, orientation) if self._turned else image
+    box = stored_boxes(box, *size, orientation)
+    scale = np.float32(self._size) / box[:, 2:].astype(np.float32)
+    shape = np.full((len(box), 2), self._size, np.int32)
+    return box, scale, np.zeros_like(scale), shape, orientation
 
 
 class EvalStream(Stream):
@@ -127,14 +120,7 @@ class EvalStream(Stream):
   Broken images do not count: their mask is false.
   """
 
-  _replaces = False
-  _window_types = (
-    (np.int32, (4,)),
-    (np.float32, (2,)),
-    (np.float32, (2,)),
-    (np.int32, (2,)),
-    (np.int32, ()),
-  )
+  _trains = False
 
   def __init__(
     self, split: Table, batches: Sequence[EvalBatch], *, resize: float, **how: Any
@@ -158,10 +144,6 @@ class EvalStream(Stream):
   def _shape(self, step: int) -> tuple[int, int]:
     return self._batches_asked[step].shape
 
-  def _shape_of(self, *windows: Any) -> Any:
-    *_, shape, orientation = windows
-    return self._tf.where(orientation > 4, shape[::-1], shape)  # which turns an image on its side
-
   def _windows(self, step: int, used: np.ndarray) -> tuple[np.ndarray, ...]:
     batch = self._batches_asked[step]
     size = self.split.width[used], self.split.height[used]
@@ -171,8 +153,3 @@ class EvalStream(Stream):
     # One pixel is enough for an image that only fills the batch.
     box[~batch.mask[self._rows]] = (0, 0, 1, 1)
     return box, *rest, orientation
-
-  def _finish(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
-    *part, orientation = windows
-    image = central_crop(self._tf, encoded, *part, mixed=mixed, antialias=self._antialias)
-    return turn(self._tf, image, orientation) if self._turned else image
