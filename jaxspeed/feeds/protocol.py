@@ -41,6 +41,8 @@ class Feed(Protocol):
   """The specification of the run."""
   carry: Carry
   """Shapes and shardings of a run's carry, to restore a checkpoint into."""
+  _counted: set[int]
+  """The programs that `new_programs` has returned."""
 
   @staticmethod
   def open_data(
@@ -98,7 +100,7 @@ class Feed(Protocol):
       spec: the specification of the run, or of the first of several that differ in their seeds.
     """
     self.data, self.spec = data, spec
-    self._counted: set[int] = set()  # programs that `new_programs` returned
+    self._counted = set()
 
   @property
   def whole_epochs(self) -> bool:
