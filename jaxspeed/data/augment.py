@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt8, UInt32
 from ml_collections import ConfigDict
 
 from jaxspeed.data.batch import AUGMENT, COLOR, ERASING, RANDAUGMENT
@@ -78,17 +78,6 @@ def normalize(
   """Return (pixel - mean) / std in `dtype`; mean and std are in units of 0 ... 255."""
   scale = 1.0 / jnp.asarray(std, dtype)
   return images.astype(dtype) * scale - jnp.asarray(mean, dtype) * scale
-
-
-def draw_uniform(
-  key: Key[Array, ""], rows: int, first: Int[Array, ""] | int, n: int, global_batch: int
-) -> Float[Array, "rows n"]:
-  """Draw numbers in [0, 1) for images first ... first + n - 1 of the global batch.
-
-  One draw serves everything: five would take most of the step's compile time.
-  """
-  whole = jax.random.uniform(key, (rows, global_batch), jnp.float32)
-  return jax.lax.dynamic_slice_in_dim(whole, first, n, axis=1)
 
 
 def rows_drawn(fields: ConfigDict) -> dict[int, int]:
@@ -252,7 +241,8 @@ def cutmix(
   n, h, w, _ = images.shape
   if n % 2:
     raise ValueError(f"cutmix pairs the images of a device, and their number, {n}, is odd.")
-  uniform = draw_uniform(jax.random.wrap_key_data(key), 2, first, n, global_batch)
+  whole = jax.random.uniform(jax.random.wrap_key_data(key), (2, global_batch), jnp.float32)
+  uniform = jax.lax.dynamic_slice_in_dim(whole, first, n, axis=1)
   top, left = to_integers(uniform[0], 0, h - size), to_integers(uniform[1], 0, w - size)
   square = box_mask((top, top + size, left, left + size), h, w)
   mixed = jnp.where(square, of_partner(images), images)
