@@ -1,8 +1,9 @@
-"""A table of encoded images on disk, of any number: the place, class and size of each image."""
+"""Encoded images on disk, of any number: listed, and in a table with their places and sizes."""
 
 import dataclasses
 import hashlib
 import os
+import pathlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -36,6 +37,43 @@ class Names:
 
   def __getitem__(self, number: int) -> bytes:
     return self.text[self._starts[number] : self._starts[number + 1] - 1].tobytes()
+
+  def decoded(self) -> list[str]:
+    return os.fsdecode(self.text.tobytes()).split("\0")[:-1]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Listed:
+  """The files of a data set, before any is opened: those for training come first.
+
+  Attributes:
+    place: the folder or file that the user named.
+    root: the folder that names are relative to, or its address (`remote`).
+    names: the names of the images, or of shards.
+    train: the number of images for training; None: all.
+    class_names: the names of the classes, by label; () if shards have none.
+    source, notes: as in `sources.ImageSet`.
+    labels: class numbers of the images; None: shards hold them.
+    digest: as in `Table`, of images that are files.
+    records: the number of images in each shard.
+    keys: the names of the features in a shard that hold an image and its label.
+  """
+
+  place: pathlib.Path
+  root: str
+  names: Names
+  train: int | None
+  class_names: tuple[str, ...]
+  source: str
+  notes: tuple[str, ...] = ()
+  labels: np.ndarray | None = None
+  digest: Int64[np.ndarray, "n"] | None = None
+  records: Sequence[int] = ()
+  keys: tuple[str, str] = ("", "")
+
+  @property
+  def images(self) -> int:
+    return sum(self.records) if self.records else len(self.names)
 
 
 _COLUMNS = ("file", "length", "label", "width", "height", "orientation", "offset", "digest")

@@ -6,13 +6,12 @@ shards have another size or time.
 """
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
 import pathlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Int64
@@ -20,7 +19,7 @@ from jaxtyping import Int64
 from jaxspeed.data import remote
 from jaxspeed.data.disk import headers
 from jaxspeed.data.formats import npz
-from jaxspeed.data.table import Names, Table
+from jaxspeed.data.table import Listed, Table
 from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError
 
@@ -42,40 +41,6 @@ _IN_SHARD: dict[str, type[np.signedinteger]] = {
 }
 Show = Callable[[int, int], None]
 Columns = dict[str, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Listed:
-  """The files of a data set, before any is opened: those for training come first.
-
-  Attributes:
-    place: the folder or file that the user named.
-    root: the folder that names are relative to, or its address (`remote`).
-    names: the names of the images, or of shards.
-    train: the number of images for training; None: all.
-    class_names: the names of the classes, by label; () if shards have none.
-    source, notes: as in `sources.ImageSet`.
-    labels: class numbers of the images; None: shards hold them.
-    digest: as in `Table`, of images that are files.
-    records: the number of images in each shard.
-    keys: the names of the features in a shard that hold an image and its label.
-  """
-
-  place: pathlib.Path
-  root: str
-  names: Names
-  train: int | None
-  class_names: tuple[str, ...]
-  source: str
-  notes: tuple[str, ...] = ()
-  labels: np.ndarray | None = None
-  digest: Int64[np.ndarray, "n"] | None = None
-  records: Sequence[int] = ()
-  keys: tuple[str, str] = ("", "")
-
-  @property
-  def images(self) -> int:
-    return sum(self.records) if self.records else len(self.names)
 
 
 def own_index(place: pathlib.Path) -> pathlib.Path:
@@ -161,7 +126,7 @@ def _fitting(listed: Listed, path: pathlib.Path) -> Columns:
 def _stats(listed: Listed) -> Int64[np.ndarray, "shards 2"]:
   """Return sizes and times of shards on this machine, in whole seconds, as in tar."""
   local = listed.records and not remote.is_remote(listed.root)
-  names = [os.fsdecode(listed.names[i]) for i in range(len(listed.names))] if local else []
+  names = listed.names.decoded() if local else []
   stats = [os.stat(os.path.join(listed.root, name)) for name in names]
   rows = [(stat.st_size, int(stat.st_mtime)) for stat in stats]
   return np.array(rows, np.int64).reshape(-1, 2)
@@ -169,7 +134,7 @@ def _stats(listed: Listed) -> Int64[np.ndarray, "shards 2"]:
 
 def _scan(listed: Listed, show: Show | None, *, verify: bool) -> Columns:
   _log.info("reading the headers of %s images of %s", f"{listed.images:,}", listed.place)
-  names = [os.fsdecode(listed.names[i]) for i in range(len(listed.names))]
+  names = listed.names.decoded()
   jobs: list[headers.Job]
   if listed.records:
     jobs = [

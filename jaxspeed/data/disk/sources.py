@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxspeed.data import remote
 from jaxspeed.data.disk import prepared
-from jaxspeed.data.disk.index import Listed, Show, open_table
+from jaxspeed.data.disk.index import Show, open_table
 from jaxspeed.data.formats.class_names import check_labels, read_class_names
 from jaxspeed.data.formats.folders import (
   folder_notes,
@@ -34,7 +34,7 @@ from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds
 from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
-from jaxspeed.data.table import Names, Table, path_digests
+from jaxspeed.data.table import Listed, Names, Table
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 
@@ -139,7 +139,9 @@ def _find(name: str, path: str, cache: pathlib.Path, tune: bool) -> Listed:
     return _find_tfds(prepare_with_tfds(name, _ACCEPTED), tune)
   root = expanded(path, "config.data.path").absolute()
   if is_csv(root) and root.exists():
-    return _find_csv(root, tune)
+    listed = read_csv(root, tune=tune)
+    require_files(root, listed.names.decoded())
+    return listed
   if not root.is_dir():
     state = "is a file" if root.exists() else "does not exist"
     raise UserError(f"config.data.path: {root} {state}; it names {_ACCEPTED}.")
@@ -201,17 +203,6 @@ def _listed_folders(
     folder_notes(others, class_names),
     labels=np.concatenate(labels),
   )
-
-
-def _find_csv(path: pathlib.Path, tune: bool) -> Listed:
-  listed = read_csv(path, tune=tune)
-  require_files(path, listed.names)
-  source = printable(path.name)
-  if listed.train is not None:
-    source += ": split train" if tune else f": splits train and {listed.eval_name}"
-  names, labels = Names.of(listed.names), np.array(listed.labels, np.int32)
-  about = listed.train, listed.classes, source, listed.notes
-  return Listed(path, str(path.parent), names, *about, labels=labels, digest=path_digests(names))
 
 
 def _find_tfds(folder: pathlib.Path, tune: bool, root: str = "") -> Listed:

@@ -1,7 +1,7 @@
 """A CSV file that lists images and their labels: `file,label`, and perhaps `split`.
 
     listed = read_csv(pathlib.Path("photos.csv"))
-    listed.names["train"], listed.labels["train"], listed.classes
+    listed.names, listed.labels, listed.class_names
 
 The first line names the columns, in any order and among others, which are not read. Keras's names
 (filename, class) and Hugging Face's (file_name) serve too. File names are relative to the CSV's
@@ -10,7 +10,6 @@ folder, or absolute. Commas, semicolons or tabs separate columns. Each row is a 
 
 import collections
 import csv
-import dataclasses
 import itertools
 import os
 import pathlib
@@ -18,8 +17,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxspeed.data.formats.class_names import distinct, read_lines
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
+from jaxspeed.data.table import Listed, Names, path_digests
 from jaxspeed.errors import UserError, plural, printable, some
 
 # The columns' names; the first of each is the one in the documents.
@@ -40,27 +42,6 @@ _SHOWN = 3  # names in a message
 _LONGEST = 100  # characters of each
 
 
-@dataclasses.dataclass(frozen=True)
-class Listed:
-  """Images and labels: those of the split "train", then those that are evaluated.
-
-  Attributes:
-    names: normalised file names, sorted in each split.
-    labels: class number of each image, an index of `classes`.
-    classes: the classes' names: sorted, as numbers if all are integers.
-    train: number of images of the split "train"; None without a column of splits.
-    eval_name: the name of the other split in the file; '' without it.
-    notes: lines about what is not read.
-  """
-
-  names: list[str]
-  labels: list[int]
-  classes: tuple[str, ...]
-  train: int | None
-  eval_name: str
-  notes: tuple[str, ...]
-
-
 class _Row(NamedTuple):
   """A row, in the order in which rows are sorted, with the number of its line."""
 
@@ -77,6 +58,8 @@ def is_csv(path: pathlib.Path) -> bool:
 
 def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
   """Read a CSV file; whether its images exist is for `require_files`.
+
+  Names are normalised, and sorted in each split. Classes are sorted, as numbers if all are.
 
   Args:
     path: the file.
@@ -98,9 +81,10 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
   notes = []
   if others:
     notes.append(f"columns of {printable(path.name)} that are not read: {_some(others)}")
-  train, eval_name = len(rows), ""
+  train, source = len(rows), printable(path.name)
   if has_splits:
     rows, train, eval_name, unread = _by_split(path, rows, tune)
+    source += ": split train" if tune else f": splits train and {eval_name}"
     notes += unread
   classes = _classes(path, rows[:train])
   numbers = {name: number for number, name in enumerate(classes)}
@@ -110,8 +94,18 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
       f"the split train ({len(unknown):,} in all): a model is trained on the classes it is "
       "evaluated on."
     )
-  names, labels = [row.file for row in rows], [numbers[row.label] for row in rows]
-  return Listed(names, labels, classes, train if has_splits else None, eval_name, tuple(notes))
+  names = Names.of(row.file for row in rows)
+  return Listed(
+    place=path,
+    root=str(path.parent),
+    names=names,
+    train=train if has_splits else None,
+    class_names=classes,
+    source=source,
+    notes=tuple(notes),
+    labels=np.array([numbers[row.label] for row in rows], np.int32),
+    digest=path_digests(names),
+  )
 
 
 def read_names(path: pathlib.Path) -> list[str]:

@@ -37,41 +37,41 @@ def read(tmp_path):
 )
 def test_the_same_list_in_many_forms(read, text):
   found = read(text)
-  assert found.names == NAMES and found.labels == [0, 0, 1]
-  assert found.classes == ("cat", "dog") and found.notes == () and found.train is None
+  assert found.names.decoded() == NAMES and found.labels.tolist() == [0, 0, 1]
+  assert found.class_names == ("cat", "dog") and found.notes == () and found.train is None
 
 
 def test_other_columns_are_named_and_not_read(read):
   found = read("id,file,is_valid,label\n1,a.jpg,True,cat\n2,b.jpg,False,dog\n")
-  assert found.names == ["a.jpg", "b.jpg"]
+  assert found.names.decoded() == ["a.jpg", "b.jpg"]
   assert found.notes == ("columns of photos.csv that are not read: id, is_valid",)
   # The documents' own names go before the others.
   found = read("path,file,label,Class\nx,a.jpg,cat,1\n")
-  assert found.names == ["a.jpg"] and found.classes == ("cat",)
+  assert found.names.decoded() == ["a.jpg"] and found.class_names == ("cat",)
   assert found.notes == ("columns of photos.csv that are not read: path, Class",)
 
 
 def test_quoted_values_hold_separators_and_quotes(read):
   found = read('file,label\n"a,1.jpg","the ""cat"""\nb.jpg,"dog, big"\n')
-  assert found.names == ["a,1.jpg", "b.jpg"]
-  assert found.classes == ("dog, big", 'the "cat"')
+  assert found.names.decoded() == ["a,1.jpg", "b.jpg"]
+  assert found.class_names == ("dog, big", 'the "cat"')
 
 
 def test_classes_are_sorted_and_integers_as_numbers(read):
-  assert read("file,label\na,10\nb,9\nc,-1\n").classes == ("-1", "9", "10")
-  assert read("file,label\na,10\nb,9\nc,x\n").classes == ("10", "9", "x")
-  assert read("file,label\na,1.0\nb,a b\nc,Кот\n").classes == ("1.0", "a b", "Кот")
+  assert read("file,label\na,10\nb,9\nc,-1\n").class_names == ("-1", "9", "10")
+  assert read("file,label\na,10\nb,9\nc,x\n").class_names == ("10", "9", "x")
+  assert read("file,label\na,1.0\nb,a b\nc,Кот\n").class_names == ("1.0", "a b", "Кот")
 
 
 def test_splits(read):
   head = "file,label,split\na,cat,train\nb,dog,Training\n"
   found = read(head + "c,cat,test\nd,dog,valid\n")
-  assert found.names == ["a", "b", "d"] and found.labels == [0, 1, 1]
-  assert (found.train, found.eval_name) == (2, "val")
+  assert found.names.decoded() == ["a", "b", "d"] and found.labels.tolist() == [0, 1, 1]
+  assert (found.train, found.source) == (2, "photos.csv: splits train and val")
   assert found.notes == ("1 rows of the split test are not read: val is evaluated",)
-  assert read(head + "c,cat,test\n").eval_name == "test"
+  assert read(head + "c,cat,test\n").source.endswith(" and test")
   tuned = read(head, tune=True)
-  assert tuned.names == ["a", "b"] and tuned.train == 2
+  assert tuned.names.decoded() == ["a", "b"] and tuned.train == 2
 
 
 @pytest.mark.parametrize(
