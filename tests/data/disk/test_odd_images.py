@@ -183,7 +183,7 @@ def test_odd_files_that_are_replaced(survived, name):
   number = survived.number[name]
   assert survived.train_broken[number] == survived.eval_broken[number] == ODD[name][1]
   # The next sound image of the batch, from this one on and then from the first.
-  (batch,) = [each for each in survived.batches if number in each]
+  batch = [each for each in survived.batches if number in each][-1]
   place = batch.index(number)
   following = [*batch[place:], *batch[:place]]
   replacement = next(other for other in following if other not in survived.train_broken)
@@ -270,7 +270,7 @@ def test_a_disk_that_is_gone_and_a_set_without_a_whole_image_end_the_run(noise, 
   with pytest.raises(UserError, match="none of 3 images in a row .* [0-2].jpg in .*: repair"):
     train(split, batch_size=3, min_scale=1.0)
   gone = dataclasses.replace(noise, root=str(tmp_path), names=Names.of(map(str, range(22))))
-  with pytest.raises(UserError, match=r"none of 22 images in a row .*\(it cannot be read: No such"):
+  with pytest.raises(UserError, match=r"none of 8 images in a row .*\(it cannot be read: No such"):
     train(gone)
 
 
