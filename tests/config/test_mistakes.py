@@ -135,7 +135,6 @@ evaluate run --config.schedule.peak=1 => config.schedule.peak has no effect: eva
 evaluate run --config=quickstart => --config names a recipe and run a run: leave out one of them.
 predict a.png => a.png is not a folder of a run: name the run first
 predict --workdir=nowhere => name one or more image files
-prepare resize a b --quality=101 => flag --quality=101: 101 is not an integer in the range [1, 100]
 export --format=onnx --out=a.onnx => name the folder of a run
 recipes --config=imagenet18 => --config is not a flag
 recipes imagenet18:4 => imagenet18:4 names a variant: write imagenet18
