@@ -35,7 +35,7 @@ from jaxspeed.files import (
 )
 
 OWNER, OWNER_LOCK, LOCK = "owner.json", ".owner.lock", "run.lock"
-RENEWED_EVERY = 5.0  # seconds
+RENEWED_EVERY = 5.0  # seconds between two signs of life, each with a check of the owner
 # Seconds to wait for the short lock, which covers renaming and removing a folder: a process that
 # holds it longer was stopped.
 _SHORT = 30.0
@@ -101,7 +101,6 @@ class FolderLock:
 
   Args:
     folder: the run's existing folder.
-    renewed_every: seconds between two signs of life, each with a check of the owner.
     superseded: a function called with a message, from any thread, if another start owns the folder.
 
   Raises:
@@ -109,26 +108,21 @@ class FolderLock:
   """
 
   def __init__(
-    self,
-    folder: pathlib.Path,
-    *,
-    renewed_every: float = RENEWED_EVERY,
-    superseded: Callable[[str], None] = end_superseded,
+    self, folder: pathlib.Path, *, superseded: Callable[[str], None] = end_superseded
   ) -> None:
-    self._folder, self._renewed_every, self._superseded = folder, renewed_every, superseded
+    self._folder, self._superseded = folder, superseded
     self._descriptor: int | None = None
     try:
       self._owner = self._take()
-    except OSError as error:
+    except BaseException as error:
       self._erase_locks()
       self._unlock()
+      if not isinstance(error, OSError):
+        raise
       raise UserError(
         f"{folder} cannot be locked for this run ({error.strerror or error}): {mend(error)} or "
         "choose another --workdir."
       ) from error
-    except BaseException:
-      self._unlock()
-      raise
     self._closed = threading.Event()
     self._renewer = threading.Thread(target=self._renew, name="folder lock", daemon=True)
     self._renewer.start()
@@ -238,15 +232,15 @@ class FolderLock:
       return False
     # Look for a change of the file's time: the clocks of two hosts differ.
     seen = os.stat(self._folder / LOCK).st_mtime_ns
-    deadline = time.monotonic() + 3 * self._renewed_every
+    deadline = time.monotonic() + 3 * RENEWED_EVERY
     while time.monotonic() < deadline:
-      time.sleep(self._renewed_every / 5)
+      time.sleep(RENEWED_EVERY / 5)
       if os.stat(self._folder / LOCK).st_mtime_ns != seen:
         return True
     return False
 
   def _renew(self) -> None:
-    while not self._closed.wait(self._renewed_every):
+    while not self._closed.wait(RENEWED_EVERY):
       try:
         self.check()
       except UserError:  # of `raise_superseded`; the next check raises it in the caller's thread

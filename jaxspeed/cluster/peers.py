@@ -103,10 +103,11 @@ def _checked(peers: Peers) -> Peers | None:
 
 
 def _of_slurm(environment: Mapping[str, str], address: str | None) -> Peers:
-  hosts = environment["SLURM_STEP_NODELIST"]
+  # n07 is the first host of "n[07-09,12],m1".
+  first = re.sub(r"^([^,\[]*)(?:\[([0-9]+))?.*", r"\1\2", environment["SLURM_STEP_NODELIST"])
   job = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
   return Peers(
-    coordinator=address or f"{first_host(hosts)}:{_port(job)}",
+    coordinator=address or f"{first}:{_port(job)}",
     processes=integer(environment, "SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")),
     process=integer(environment, "SLURM_PROCID"),
     local=_tasks_on_node(
@@ -155,13 +156,6 @@ def _port(job: str) -> int:
   return _FIRST_PORT + int(hashlib.sha256(job.encode()).hexdigest(), 16) % _PORTS
 
 
-def first_host(hosts: str) -> str:
-  """The first host in Slurm's list: n07 in "n[07-09,12],m1"."""
-  name = re.match(r"([^,\[]*)(?:\[([0-9]+))?", hosts)
-  assert name is not None
-  return name.group(1) + (name.group(2) or "")
-
-
 def own_gpus(peers: Peers, gpus: list[str], bound: bool) -> list[int] | None:
   """The positions of the visible GPUs that this process uses; None: all of them.
 
@@ -171,13 +165,13 @@ def own_gpus(peers: Peers, gpus: list[str], bound: bool) -> list[int] | None:
   Raises:
     UserError: the GPUs of this host do not divide evenly among its processes.
   """
-  if not gpus or peers.local in (None, 1) or (bound and len(gpus) < (peers.local or 1)):
+  local = peers.local or 1
+  if not gpus or local == 1 or (bound and len(gpus) < local):
     return None
-  assert peers.local is not None
-  each, rest = divmod(len(gpus), peers.local)
+  each, rest = divmod(len(gpus), local)
   if rest or not each:
     raise UserError(
-      f"{peers.local} processes share the {len(gpus)} GPUs of {socket.gethostname()}: start one "
+      f"{local} processes share the {len(gpus)} GPUs of {socket.gethostname()}: start one "
       "process per GPU, or one per host."
     )
   return list(range(peers.local_process * each, (peers.local_process + 1) * each))

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
 import os
 import re
 import signal
@@ -11,7 +10,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -21,8 +20,6 @@ from jaxspeed.cluster.peers import Peers, own_gpus, visible_gpus
 from jaxspeed.config.output import write_error
 from jaxspeed.devices.host import has_tpu
 from jaxspeed.errors import LOST_PEER, UserError, plural
-
-_T = TypeVar("_T")
 
 # Words in the exceptions of JAX, gloo and NCCL after the loss of another process.
 _GONE = re.compile(
@@ -34,10 +31,8 @@ _GONE = re.compile(
 def connect(peers: Peers, *, heartbeat_seconds: int, timeout: int = 300) -> None:
   """Joins the other processes; call it before anything asks for a device.
 
-  Process 0 listens only at the coordinator's address, not at all addresses of its host.
-
-  A process counts as lost after `heartbeat_seconds` without a sign of life. All must join within
-  `timeout` seconds.
+  Process 0 listens only at the coordinator's address. A process counts as lost after
+  `heartbeat_seconds` without a sign of life. All must join within `timeout` seconds.
 
   Raises:
     UserError: the address is unknown, in use or without answer, or a process joined too late.
@@ -48,7 +43,7 @@ def connect(peers: Peers, *, heartbeat_seconds: int, timeout: int = 300) -> None
   if peers.process == 0:
     _ensure_free(family, address, int(port), peers)
   else:
-    _wait_for_answer(family, address, int(port), deadline, peers)
+    _wait_for_answer(address, int(port), deadline, peers)
   # JAX's own service would take SIGTERM; here all processes learn of a stop from `RunControl`.
   jax.config.update("jax_enable_preemption_service", False)
   at = f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
@@ -96,7 +91,7 @@ def connect_tpu_hosts(*, heartbeat_seconds: int) -> None:
     _exit_where_xla_aborts()
 
 
-def _patiently(attempt: Callable[[], _T], deadline: float) -> _T:
+def _patiently(attempt: Callable[[], Any], deadline: float) -> Any:
   """What a call returns at last that raises an OSError before; after the deadline its error."""
   while True:
     try:
@@ -109,9 +104,10 @@ def _patiently(attempt: Callable[[], _T], deadline: float) -> _T:
 
 def _resolve(host: str, peers: Peers, *, patience: float = 60.0) -> tuple[int, str]:
   """Family and address of the coordinator; the names of starting pods resolve after a while."""
-  look_up = functools.partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
   try:
-    family, _, _, _, address = _patiently(look_up, time.monotonic() + patience)[0]
+    deadline = time.monotonic() + patience
+    found = _patiently(lambda: socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM), deadline)
+    family, _, _, _, address = found[0]
   except (OSError, ValueError) as error:  # a ValueError: an impossible name
     reason = getattr(error, "strerror", None) or "it is no name of a host"
     raise UserError(
@@ -123,10 +119,8 @@ def _resolve(host: str, peers: Peers, *, patience: float = 60.0) -> tuple[int, s
 
 def _ensure_free(family: int, address: str, port: int, peers: Peers) -> None:
   try:
-    with socket.socket(family) as probe:
-      # Like the server: a port can be reused right after its last owner has ended.
-      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-      probe.bind((address, port))
+    # Like JAX's server, it can reuse a port right after its last owner has ended.
+    socket.create_server((address, port), family=family).close()
   except OSError as error:
     raise UserError(
       f"process 0 cannot listen at {peers.coordinator} ({error.strerror or error}): give "
@@ -134,15 +128,10 @@ def _ensure_free(family: int, address: str, port: int, peers: Peers) -> None:
     ) from error
 
 
-def _wait_for_answer(family: int, address: str, port: int, deadline: float, peers: Peers) -> None:
-  def ask() -> None:
-    with socket.socket(family) as probe:
-      probe.settimeout(5.0)
-      probe.connect((address, port))
-
+def _wait_for_answer(address: str, port: int, deadline: float, peers: Peers) -> None:
   # JAX would end the process with SIGABRT if nobody answers.
   try:
-    _patiently(ask, deadline)
+    _patiently(lambda: socket.create_connection((address, port), 5.0).close(), deadline)
   except OSError as error:
     raise UserError(
       f"process {peers.process} got no answer from process 0 at {peers.coordinator} "

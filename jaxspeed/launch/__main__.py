@@ -17,22 +17,12 @@ field of all jobs.
 """
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.launch import command
 
 
 def main() -> None:
   """Reads the flags and runs the command."""
-
-  def define(arguments: list[str]) -> None:
-    from jaxspeed.launch import command
-
-    command.define_flags(arguments)
-
-  def run(arguments: list[str]) -> None:
-    from jaxspeed.launch import command
-
-    command.run(arguments)
-
-  command_line.run(run, define=define)
+  command_line.run(command.run, define=command.define_flags)
 
 
 if __name__ == "__main__":

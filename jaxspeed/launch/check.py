@@ -1,7 +1,7 @@
 """Checks of jobs before any is submitted: recipe, overrides, devices, data, memory."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
@@ -26,25 +26,28 @@ def check_jobs(jobs: Sequence[Planned], *, data: bool = True) -> dict[str, Confi
   """The configs of jobs by name, each checked as `jaxspeed.plan` does.
 
   Args:
-    jobs: the jobs.
-    data: whether to open the data of jobs that read them from disks which this machine sees.
+    jobs: all jobs of a run.
+    data: whether to open their data, where they lie on disks that this machine sees.
 
   Raises:
     UserError: some jobs cannot run; the message has every mistake, with the jobs that make it.
   """
   configs: dict[str, ConfigDict] = {}
   mistakes: dict[str, list[str]] = {}
-  recipe_of, plan_of = _once(load_recipe), _once(_plan_with_data)
+  recipe_of = functools.cache(load_recipe)
+  plans: dict[str, Plan] = {}  # of jobs that share their data, which are opened once
   for job in jobs:
     try:
-      config = with_overrides(recipe_of(job.recipe, job.recipe), job.overrides)
+      config = with_overrides(recipe_of(job.recipe), job.overrides)
       checks.check_effects(config, [*job.overrides], command="train")
       devices = job.executor.devices()
       if data and job.executor.sees_data():
         found = stored.to_dict(config)
         others = {name: found[name] for name in found.keys() - _NO_DATA}
         key = dump_json([others, devices, sorted(job.overrides)], sort_keys=True)
-        plan = plan_of(key, config, job)
+        if key not in plans:
+          plans[key] = planned(config, devices=devices, given=job.overrides).plan
+        plan = plans[key]
       else:
         feed_of(config)
         plan = make_plan(config, devices=devices)
@@ -60,27 +63,6 @@ def check_jobs(jobs: Sequence[Planned], *, data: bool = True) -> dict[str, Confi
   return configs
 
 
-def _plan_with_data(config: ConfigDict, job: Planned) -> Plan:
-  return planned(config, devices=job.executor.devices(), given=job.overrides).plan
-
-
-def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-  """A function that is called once for each key, a new first argument; mistakes are kept too."""
-  known: dict[str, Any] = {}
-
-  def call(key: str, *arguments: Any) -> Any:
-    if key not in known:
-      try:
-        known[key] = function(*arguments)
-      except UserError as error:
-        known[key] = error
-    if isinstance(known[key], UserError):
-      raise known[key]
-    return known[key]
-
-  return call
-
-
 def _check_memory(plan: Plan, executor: Executor, config: ConfigDict) -> None:
   """Refuses a recipe that does not fit the executor's GPUs, where their memory is known.
 
@@ -90,15 +72,15 @@ def _check_memory(plan: Plan, executor: Executor, config: ConfigDict) -> None:
   device = DEVICES.get(executor.accelerator().lower().replace("-", "_"))
   if device is None:
     return
-  work = work_of(config)
+  work, devices = work_of(config), executor.devices()
   for phase in plan.phases:
-    images = phase.batch_size / executor.devices() / config.accumulate
-    needed = work.memory_gb(config, plan, phase, executor.devices())
+    needed = work.memory_gb(config, plan, phase, devices)
     if needed > device.memory_gb:
+      images = phase.batch_size / devices / config.accumulate
       times = -(-needed // device.memory_gb)
       raise UserError(
         f"config.batch_size={phase.batch_size}: {images:.0f} images of {phase.image_size} px need "
-        f"{needed:.0f} GB on each of {executor.devices()} GPUs ({executor.accelerator()}, "
+        f"{needed:.0f} GB on each of {devices} GPUs ({executor.accelerator()}, "
         f"{device.memory_gb:g} GB): set "
         f"accumulate={config.accumulate * times:.0f}, or use more GPUs."
       )

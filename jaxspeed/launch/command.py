@@ -1,6 +1,7 @@
 """The commands of `python -m jaxspeed.launch`."""
 
 import codecs
+import contextlib
 import os
 import pathlib
 import re
@@ -15,12 +16,11 @@ from absl import flags
 from jaxspeed.config import output
 from jaxspeed.config.checks import parse_value
 from jaxspeed.config.flags import define_fields
-from jaxspeed.errors import UserError, printable, some
+from jaxspeed.errors import UserError, mend, printable, some
 from jaxspeed.files import dump_json, open_regular, to_json
 from jaxspeed.launch import local, results, runs, state, submit
 from jaxspeed.launch.record import RECORD, RUN_FILE
-from jaxspeed.launch.run import ASK, LOOK, Run, load_sweep
-from jaxspeed.launch.status import ENDED
+from jaxspeed.launch.run import Run, load_sweep
 
 FILES = pathlib.Path(__file__).parent / "files"
 _POLL = 0.5  # seconds between two looks at a log
@@ -73,9 +73,12 @@ def run(arguments: Sequence[str]) -> None:
       raise UserError(f"--{name} has no effect with {command}; see --help.")
   if command != "submit" and (given := _given()):
     raise UserError(f"--config.{given[0][0]} has no effect with {command}: only submit takes it.")
-  if command in ("submit", "script"):
-    return function(rest)
-  function(*_run_and_jobs(command, rest))
+  try:
+    function(*([rest] if command in ("submit", "script") else _run_and_jobs(command, rest)))
+  except OSError as error:
+    name, reason = error.filename or "a file of the run", error.strerror or error
+    advice = f"{mend(error)}, and repeat the command"
+    raise UserError(f"{name} cannot be used ({reason}): {advice}.") from error
 
 
 def _submit(arguments: list[str]) -> None:
@@ -123,26 +126,18 @@ def _logs(folder: pathlib.Path, names: list[str]) -> None:
     path = logs / "batch.log"
     if not path.exists():
       raise UserError(f"{folder / names[0]} has no log yet: it has not started.")
-  if path.is_symlink() or (path.exists() and not path.is_file()):
-    what = "a link" if path.is_symlink() else "no file"
-    raise UserError(f"{path} is {what}, which no job writes: look at it yourself.")
+  if path.is_symlink():
+    raise UserError(f"{path} is a link, which no job writes: look at it yourself.")
   at, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
-  is_last, looked, asked = not _flag("follow"), -ASK, -ASK
+  is_last, next_look = not _flag("follow"), 0.0
   while True:
-    if not is_last and (now := time.monotonic()) >= looked + LOOK:
-      looked, facts = now, runs.read_jobs(folder, names)[0]
-      is_last = facts.submission is not None and not facts.is_open
-      # A scheduler is asked seldom.
-      if not is_last and (facts.job.kind == local.Local.kind or now >= asked + ASK):
-        asked = now
-        is_last = state.statuses(folder, [facts])[0].state in ENDED
+    if not is_last and time.monotonic() >= next_look:
+      found = state.statuses(folder, runs.read_jobs(folder, names))
+      is_last, next_look = found[0].state in state.ENDED, time.monotonic() + found.pause
     content = b""
-    try:
-      with open_regular(path) as file:
-        file.seek(at)
-        content = file.read()
-    except OSError:
-      pass
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
+      file.seek(at)
+      content = file.read()
     at += len(content)
     text = decoder.decode(content, final=is_last)
     # A log may be a stranger's: what moves the cursor or sets a title is shown, not done.
@@ -153,16 +148,12 @@ def _logs(folder: pathlib.Path, names: list[str]) -> None:
 
 
 def _cancel(folder: pathlib.Path, names: list[str]) -> None:
-  if _flag("all") == bool(names):
-    raise UserError("cancel needs either jobs or --all: cancel RUN/JOB, or cancel RUN --all.")
   found = ", ".join(Run.load(folder).cancel(names, every=_flag("all")))
   nothing = "none to cancel: all have ended or were cancelled before"
   print(f"cancelled {printable(found)}" if found else nothing)
 
 
 def _retry(folder: pathlib.Path, names: list[str]) -> None:
-  if _flag("failed") == bool(names):
-    raise UserError("retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --failed.")
   found = ", ".join(Run.load(folder).retry(names, failed=_flag("failed")))
   print(f"submitted {printable(found)} again" if found else "no job failed")
 
@@ -173,13 +164,9 @@ def _resume(folder: pathlib.Path, names: list[str]) -> None:
   jobs = runs.read_jobs(folder)
   if any(facts.job.kind != local.Local.kind for facts in jobs):
     raise UserError(f"{folder} has no jobs of this machine: its scheduler starts them by itself.")
-  waiting = [facts for facts in jobs if facts.is_open and not facts.cancelled]
-  if not waiting:
-    print("nothing waits: all jobs have ended; retry --failed starts those without a result again")
-    return
-  submit.check_own(waiting)
-  submit.begin(folder)
-  print("the run goes on")
+  submit.check_own(jobs)
+  begun = submit.begin(folder)
+  print("the run goes on" if begun else "nothing waits: retry --failed starts what failed again")
 
 
 def _results(folder: pathlib.Path, names: list[str]) -> None:

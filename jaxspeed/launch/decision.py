@@ -33,22 +33,15 @@ def decide(
   folder: pathlib.Path,
   token: str,
   restart: int,
-  code: int | None,
+  code: int,
   *,
   max_restarts: int,
-  is_cancelled: bool = False,
-  sigterm_ends: bool = False,
 ) -> Verdict:
-  """What follows the end of a start.
+  """What follows the end of a start, the restart of that number of a job's submission.
 
   Args:
-    folder: the job's folder.
-    token: its submission.
-    restart: the number of the start.
-    code: the exit code of what ran the tasks; None: not known.
+    code: the exit code of what ran the tasks, which themselves noted theirs.
     max_restarts: how often a job is restarted without a new checkpoint.
-    is_cancelled: whether the job was cancelled.
-    sigterm_ends: whether a trainer that was told to end stays ended.
   """
   if (folder / "result.json").exists():
     return Verdict("done", 0, "")
@@ -58,18 +51,12 @@ def decide(
     code = ends[first]
     if code in (LOST_PEER, _ENDED_BY_OTHERS) and REQUEUE in ends.values():
       code = REQUEUE  # it lost a task that had saved
-  elif code in (None, 0) and ends:
+  elif code == 0 and ends:
     code = max(ends.values())
-  if is_cancelled:
-    return Verdict("failed", code or 0, "cancelled")
   task = f"task {first}: " if len(ends) > 1 and first is not None else ""
-  if code == 0 and sigterm_ends:
-    return Verdict("failed", 0, "ended by SIGTERM, after saving")
-  if code is not None and code not in (0, REQUEUE, LOST_PEER) and code < 128:
+  if code not in (0, REQUEUE, LOST_PEER) and code < 128:
     return Verdict("failed", code, f"{task}ended with exit code {code}")
-  if code is None:
-    code, reason = 128 + signal.SIGKILL, "its processes disappeared"
-  elif code >= 128 and code != _ENDED_BY_OTHERS:
+  if code >= 128 and code != _ENDED_BY_OTHERS:
     reason = f"{task}killed by signal {code - 128}"
   else:
     reasons = {0: "saved after SIGTERM, not finished", REQUEUE: "saved, to be started again"}

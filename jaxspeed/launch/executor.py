@@ -55,7 +55,7 @@ class Executor(Group, abc.ABC):
   setup: Words = ()
   """lines of shell before the command, such as "module load cuda" """
   env: Annotated[
-    dict[str, Line],
+    dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], Line],
     Says("a dict of environment variables and their texts"),
   ] = {}
   """environment variables of the jobs; they are stored in the jobs' folders"""
@@ -70,8 +70,6 @@ class Executor(Group, abc.ABC):
     except pydantic.ValidationError as error:
       raise UserError(self._sentence(error, values)) from None
     for name in self.env:
-      if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-        raise UserError(f"{type(self).__name__}: env has {name!r}, which is no variable's name.")
       if SECRET.search(name):
         raise UserError(
           f"{type(self).__name__}: env has {name}, which looks like a secret and would be stored "
@@ -90,11 +88,6 @@ class Executor(Group, abc.ABC):
   def to_dict(self) -> dict[str, Any]:
     """The kind and the fields, as JSON stores them."""
     return {"kind": self.kind} | self.model_dump(mode="json")
-
-  @property
-  def job_nodes(self) -> int:
-    """Nodes of a job."""
-    return 1
 
   @abc.abstractmethod
   def devices(self) -> int:
@@ -147,8 +140,8 @@ class Executor(Group, abc.ABC):
       UserError: the scheduler refuses; or it does not answer, and may have them.
     """
 
-  def begin(self, folder: pathlib.Path, jobs: int) -> None:
-    """Called once a submission in a run's folder is recorded; `jobs` of it have not ended."""
+  def begin(self, folder: pathlib.Path) -> None:
+    """Called once jobs in a run's folder are submitted."""
 
   def warning(self, folder: pathlib.Path) -> str:
     """What keeps a run's waiting jobs from starting, as a sentence; '' if nothing does."""

@@ -1,4 +1,4 @@
-"""This machine: jobs as processes, each with its own GPUs and cores, taken by workers."""
+"""This machine: jobs as processes, each with its own GPUs and cores, started by a worker."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import pydantic
 
@@ -17,12 +17,11 @@ from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
 from jaxspeed.files import is_locked, open_locked
 from jaxspeed.launch.executor import Count, Executor, Found, to_tuple
-from jaxspeed.launch.record import LAUNCHER, RECORD, Facts, Job
+from jaxspeed.launch.record import LAUNCHER, Facts, Job
 
-# In the run's LAUNCHER: locked while worker N lives, with its process; the workers' output.
-WORKER, LOG = "worker.{}.lock", "workers.log"
-# In a job's record: locked while any process of the job lives, which inherits the open file.
-ALIVE = "alive.lock"
+# In the run's LAUNCHER: locked while the worker lives, with its process; its output; and, with a
+# job's name, locked while any process of the job in place N lives, which inherits the open file.
+WORKER, LOG, PLACE = "worker.lock", "worker.log", "place.{}.lock"
 
 
 class Slot(NamedTuple):
@@ -40,7 +39,7 @@ class Slot(NamedTuple):
 class Local(Executor):
   """Jobs on this machine, `parallel` at a time.
 
-  As many workers (`jaxspeed.launch.worker`), which outlive the terminal, take them one by one.
+  A worker (`jaxspeed.launch.worker`), which outlives the terminal, takes them one by one.
   """
 
   kind: ClassVar[str] = "local"
@@ -96,60 +95,46 @@ class Local(Executor):
     return "\n".join([*self.preparation(job.cwd), f"exec {command}"]) + "\n"
 
   def submit(self, jobs: Sequence[Job], token: str) -> None:
-    """Does nothing more: the workers take what is recorded as submitted."""
+    """Does nothing more: the worker takes what is recorded as submitted."""
 
-  def begin(self, folder: pathlib.Path, jobs: int) -> None:
-    """Starts the workers that do not run.
-
-    Raises:
-      UserError: this user may not start them.
-    """
-    try:
-      for number in range(min(jobs, self.parallel)):
-        path = folder / LAUNCHER / WORKER.format(number)
-        if (descriptor := open_locked(path)) is None:
-          time.sleep(0.05)  # a command that asks whether a worker runs holds it for an instant
-          descriptor = open_locked(path)
-        if descriptor is not None:
-          with open(descriptor, "w") as lock, open(folder / LAUNCHER / LOG, "ab") as log:
-            self._start(folder, number, lock, log)
-    except OSError as error:
-      raise UserError(
-        f"{folder / LAUNCHER} cannot be written ({error.strerror or error}): only who submitted "
-        "the run can start its workers."
-      ) from None
-
-  @staticmethod
-  def _start(folder: pathlib.Path, number: int, lock: IO[str], log: IO[bytes]) -> None:
-    words = [str(folder), str(number), str(lock.fileno())]
-    # A session of its own outlives the terminal. It inherits the lock, which is held from now on.
-    process = subprocess.Popen(
-      [sys.executable, "-m", "jaxspeed.launch.worker", *words],
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=log,
-      pass_fds=(lock.fileno(),),
-      start_new_session=True,
-    )
-    lock.truncate()
-    lock.write(f"{process.pid}\n")
+  def begin(self, folder: pathlib.Path) -> None:
+    path = folder / LAUNCHER / WORKER
+    if (descriptor := open_locked(path)) is None:
+      time.sleep(0.05)  # a command that asks whether a worker runs holds it for an instant
+      descriptor = open_locked(path)
+    if descriptor is None:
+      return  # the worker sees what is new
+    with open(descriptor, "w") as lock, open(folder / LAUNCHER / LOG, "ab") as log:
+      # A session of its own outlives the terminal. It inherits the lock, held from now on.
+      process = subprocess.Popen(
+        [sys.executable, "-m", "jaxspeed.launch.worker", str(folder), str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(descriptor,),
+        start_new_session=True,
+      )
+      lock.truncate()
+      lock.write(f"{process.pid}\n")
 
   def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found]:
-    return {facts.job.name: Found(is_locked(facts.folder / RECORD / ALIVE)) for facts in jobs}
+    living = names_in_places(folder)
+    return {facts.job.name: Found(facts.job.name in living) for facts in jobs}
 
   def cancel(self, ids: Sequence[str]) -> None:
-    """Does nothing more: the workers read what is recorded."""
+    """Does nothing more: the worker reads what is recorded."""
 
   def warning(self, folder: pathlib.Path) -> str:
-    if workers_run(folder):
+    if is_locked(folder / LAUNCHER / WORKER):
       return ""
     resume = f"python -m jaxspeed.launch resume {shlex.quote(str(folder))}"
     return f"no worker runs, see {LAUNCHER}/{LOG}: {resume}"
 
 
-def workers_run(folder: pathlib.Path) -> bool:
-  """Whether a worker of a run lives on this machine."""
-  return any(map(is_locked, (folder / LAUNCHER).glob(WORKER.format("*"))))
+def names_in_places(folder: pathlib.Path) -> set[str]:
+  """The names of a run's jobs of which a process lives on this machine."""
+  places = filter(is_locked, (folder / LAUNCHER).glob(PLACE.format("*")))
+  return {path.read_text() for path in places}
 
 
 def _visible() -> list[str]:

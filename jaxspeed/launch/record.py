@@ -19,9 +19,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+import pydantic
+
 from jaxspeed.config.checks import to_flags
-from jaxspeed.errors import UserError, mend
-from jaxspeed.files import append_line, dump_json, parse_json, read_bytes
+from jaxspeed.files import append_line, dump_json, parse_json, read_bytes, read_json
 
 RUN_FILE = "run.json"
 LAUNCHER = ".launch"  # the folder of the launcher's own files in a run's folder
@@ -45,6 +46,8 @@ class Job:
     metric: config.target_metric.
     sources: the folder of the code's state in the run's `.launch/sources`.
   """
+
+  __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
   name: str
   recipe: str
@@ -115,8 +118,8 @@ class Event:
     token: the name of the submission that it belongs to.
     restart: how often the job was restarted before.
     where: the host or hosts.
-    detail: of a start, the scheduler's id; a reason, after an exit code if the job failed; a task's
-      exit code.
+    detail: of a start, the scheduler's id; of a job's end, the reason.
+    code: of an end, the exit code.
     progress: of a requeued job, its newest checkpoint (`progress_of`).
   """
 
@@ -126,6 +129,7 @@ class Event:
   restart: int = 0
   where: str = ""
   detail: str = ""
+  code: int | None = None
   progress: str = ""
 
 
@@ -215,17 +219,10 @@ def read_run_file(folder: pathlib.Path) -> RunFile | None:
   Raises:
     UserError: it is damaged.
   """
-  path = folder / RUN_FILE
-  try:
-    found = parse_json(read_bytes(path), RunFile)
-    return RunFile(found["format"], [Job(**job) for job in found["jobs"]], found["seal"])
-  except FileNotFoundError:
+  advice = "put the file back, or remove it and submit the run again, which goes on with its jobs"
+  if (found := read_json(folder / RUN_FILE, RunFile, advice)) is None:
     return None
-  except (TypeError, ValueError) as error:
-    raise UserError(
-      f"{path} cannot be used ({error}): put the file back, or remove it and submit the run again, "
-      "which goes on with what its jobs have trained."
-    ) from None
+  return RunFile(found["format"], [Job(**job) for job in found["jobs"]], found["seal"])
 
 
 def read_notes(folder: pathlib.Path, name: str = "job") -> list[Event]:
@@ -253,8 +250,8 @@ def ends_of(folder: pathlib.Path, token: str, restart: int) -> dict[int, int]:
     if re.fullmatch(r"\d{1,7}", path.stem):
       for event in read_lines(path, Event):
         own = (event.what, event.token, event.restart) == ("ended", token, restart)
-        if own and re.fullmatch(r"\d{1,3}", event.detail):
-          found[int(path.stem)] = int(event.detail)
+        if own and event.code is not None:
+          found[int(path.stem)] = event.code
   return dict(sorted(found.items()))
 
 
@@ -262,17 +259,12 @@ def add_line(path: pathlib.Path, line: Request | Event) -> None:
   """Appends a line to a record, without its empty fields.
 
   Raises:
-    UserError: it cannot be written.
+    OSError: it cannot be written.
   """
-  values = {name: value for name, value in dataclasses.asdict(line).items() if value != ""}
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    append_line(path, dump_json(values))
-  except OSError as error:
-    raise UserError(
-      f"{path} cannot be written ({error.strerror or error}): {mend(error)}, and repeat the "
-      "command."
-    ) from None
+  path.parent.mkdir(parents=True, exist_ok=True)
+  append_line(
+    path, dump_json({k: v for k, v in dataclasses.asdict(line).items() if v not in ("", None)})
+  )
 
 
 def progress_of(folder: pathlib.Path) -> str:

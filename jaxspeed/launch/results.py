@@ -7,7 +7,7 @@ from jaxspeed.config import output
 from jaxspeed.files import dump_json
 from jaxspeed.launch.names import job_name
 from jaxspeed.launch.record import Facts
-from jaxspeed.launch.status import percent
+from jaxspeed.launch.state import percent
 from jaxspeed.records.results import read_result
 from jaxspeed.records.statistics import interval, p_value_of_at_most
 
@@ -17,11 +17,7 @@ Row = dict[str, Any]
 
 
 def results_of(jobs: Sequence[Facts], metric: str) -> list[Row]:
-  """The results of the finished jobs, the best first.
-
-  Args:
-    jobs: what the jobs' files say.
-    metric: one of `METRICS`.
+  """The results of the finished jobs, the best by one of `METRICS` first.
 
   Returns:
     Rows of `name`; `group`, the name without the seed; `settings`, recipe and overrides without the
@@ -83,37 +79,24 @@ def groups_of(results: Sequence[Row]) -> list[Row]:
 
 def results_table(results: Sequence[Row], unfinished: int) -> str:
   """The results as text, and below them the groups of seeds."""
-  names = ["job", "runs", "top-1", "top-5", "train s", "to target s", "cost"]
-  rows = [
-    (
-      row["name"],
-      str(len(row["values"])) if len(row["values"]) > 1 else "",
-      percent(row["top1"]),
-      percent(row["top5"]),
-      f"{row['train']:.1f}",
-      "" if row["to_target"] is None else f"{row['to_target']:.1f}",
-      f"${row['cost']:.2f}" if row["cost"] else "",
-    )
-    for row in results
-  ]
-  parts = output.table([names, *rows]) if rows else ["no job has finished"]
-  groups = groups_of(results)
-  if groups:
+  rows = [["job", "runs", "top-1", "top-5", "train s", "to target s", "cost"]]
+  for row in results:
+    runs = len(row["values"])
+    seconds = ("" if row[name] is None else f"{row[name]:.1f}" for name in ("train", "to_target"))
+    cost = f"${row['cost']:.2f}" if row["cost"] else ""
+    accuracies = (percent(row[name]) for name in ("top1", "top5"))
+    rows.append([row["name"], str(runs) if runs > 1 else "", *accuracies, *seconds, cost])
+  parts = output.table(rows) if results else ["no job has finished"]
+  if groups := groups_of(results):
     metric = results[0]["metric"].replace("top", "top-")
-    names = ["over seeds", "n", metric, "95 % interval", "sd", "target", "p"]
-    rows = [
-      (
-        group["name"],
-        str(group["n"]),
-        percent(group["mean"]),
-        f"± {100 * group['ci95']:.2f}",
-        f"{100 * group['sd']:.2f}",
-        percent(group["target"]) if group["target"] else "",
-        f"{group['p_value']:.2g}" if group["target"] else "",
+    rows = [["over seeds", "n", metric, "95 % interval", "sd", "target", "p"]]
+    for group in groups:
+      spread = (f"± {100 * group['ci95']:.2f}", f"{100 * group['sd']:.2f}")
+      target = (
+        [percent(group["target"]), f"{group['p_value']:.2g}"] if group["target"] else ["", ""]
       )
-      for group in groups
-    ]
-    parts += ["", *output.table([names, *rows])]
+      rows.append([group["name"], str(group["n"]), percent(group["mean"]), *spread, *target])
+    parts += ["", *output.table(rows)]
   if unfinished:
     parts.append(f"{unfinished} job{'s have' if unfinished > 1 else ' has'} not finished")
   return "\n".join(parts)

@@ -5,7 +5,6 @@ import os
 import pathlib
 import time
 from collections.abc import Collection, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
@@ -20,113 +19,11 @@ from jaxspeed.launch.local import Local
 from jaxspeed.launch.names import job_name
 from jaxspeed.launch.record import Facts
 from jaxspeed.launch.state import Statuses
-from jaxspeed.launch.status import ENDED
 
 _EXIST = ("continue", "new", "error")
-# Seconds between two looks of a process that waits: at folders alone, and at a scheduler.
-LOOK, ASK = 2.0, 30.0
 
 
-class SubmittedRun:
-  """A run as its folder keeps it.
-
-  Args:
-    name: the run's name.
-    root: the folder of the run's folder.
-  """
-
-  def __init__(self, name: str, root: pathlib.Path) -> None:
-    self.name = name
-    self.root = root
-
-  @property
-  def folder(self) -> pathlib.Path:
-    """The run's folder."""
-    return self.root / self.name
-
-  def wait(self) -> Statuses:
-    """Waits until all jobs have ended, or none will go on by itself; prints changes of states.
-
-    Ctrl-C ends the waiting; the jobs go on.
-    """
-    seen: dict[str, str] = {}
-    while True:
-      found = self.status()
-      for status in found:
-        if seen.get(status.name) != status.state:
-          detail = f", {status.detail}" if status.detail else ""
-          print(printable(f"{status.name}: {status.state}{detail}"))
-        seen[status.name] = status.state
-      if not any(map(found.goes_on, found)):
-        return found
-      time.sleep(LOOK if found.is_local else ASK)
-
-  def status(self) -> Statuses:
-    """The states of the jobs, in their order; `print` shows a table.
-
-    Raises:
-      UserError: the run does not exist yet, or its file is damaged.
-    """
-    return state.statuses(self.folder, runs.read_jobs(self.folder))
-
-  def cancel(self, names: Collection[str] = (), *, every: bool = False) -> list[str]:
-    """Cancels jobs, which save before they end; returns the names of those that had not ended.
-
-    Args:
-      names: the jobs' names.
-      every: whether to cancel all jobs.
-
-    Raises:
-      UserError: there is no such job, somebody else submitted it, or a scheduler refuses.
-    """
-    with self._locked(names, every) as chosen:
-      jobs = [facts for facts in chosen if not facts.cancelled]
-      said, silent = state.ask(self.folder, jobs)
-      if silent:
-        raise UserError(f"{silent}: cancel when it does.")
-      found = {f.job.name: state.status_of(f, said.get(f.job.name, state.UNKNOWN)) for f in jobs}
-      going = [facts for facts in jobs if found[facts.job.name].state not in ENDED]
-      if ids := [each.id for f in going if (each := said.get(f.job.name)) and each.id]:
-        executor_of(going[0].job).cancel(ids)
-      if going:
-        runs.request(self.folder, "cancel", going)
-    return [facts.job.name for facts in going]
-
-  def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
-    """Submits jobs again that ended without a result, which resume; returns their names.
-
-    Args:
-      names: the jobs' names.
-      failed: whether to retry all jobs that failed or were cancelled.
-
-    Raises:
-      UserError: there is no such job, it has not ended or is done, somebody else submitted it, or a
-        scheduler refuses.
-    """
-    with self._locked(names, failed) as jobs:
-      again = []
-      for facts, status in zip(jobs, state.statuses(self.folder, jobs), strict=True):
-        if status.state in ("failed", "cancelled") and status.detail != "saving":
-          again.append(facts)
-        elif not failed:
-          stands = "still saving" if status.detail == "saving" else status.state
-          raise UserError(f"{facts.folder} is {stands}: only failed jobs are retried.")
-      submit.submit(self.folder, again)
-    if again:
-      submit.begin(self.folder)
-    return [facts.job.name for facts in again]
-
-  @contextlib.contextmanager
-  def _locked(self, names: Collection[str], every: bool) -> Iterator[list[Facts]]:
-    """Holds the run's lock; yields its jobs of these names, on which this user may act."""
-    if not (names or every):
-      raise UserError("name jobs, or all with cancel(every=True) or retry(failed=True).")
-    submit.check_own(runs.read_jobs(self.folder, names))
-    with runs.lock_run(self.folder, wait=30.0):
-      yield runs.read_jobs(self.folder, names)
-
-
-class Run(SubmittedRun):
+class Run:
   """An experiment of one or many jobs, each a training in the folder `root/NAME/JOB`.
 
   with Run("lr-sweep", executor=Slurm(nodes=2, gpus_per_node=8), root="/shared/runs") as run:
@@ -159,7 +56,8 @@ class Run(SubmittedRun):
   ) -> None:
     if exist not in _EXIST:
       raise UserError(f"exist={exist!r}: choose one of {', '.join(_EXIST)}.")
-    super().__init__(runs.check_name("run", name), runs.absolute(root))
+    self.name = runs.check_name("run", name)
+    self.root = runs.absolute(root)
     self.executor = _checked(executor)
     self.exist = exist
     self.check_data = check_data
@@ -198,12 +96,7 @@ class Run(SubmittedRun):
     Raises:
       UserError: another job has the name, or a value has a wrong type.
     """
-    if not isinstance(recipe, str) or not recipe:
-      raise UserError(f"job({shown(recipe)}): name a recipe, as in configs/cifar10.py.")
-    overrides = {} if overrides is None else overrides
-    if not isinstance(overrides, Mapping) or not all(isinstance(each, str) for each in overrides):
-      raise UserError(f"job(overrides={shown(overrides)}): give a dict of fields and values.")
-    overrides = to_plain(overrides)
+    overrides = to_plain(overrides or {})
     executor = self.executor if executor is None else _checked(executor)
     if executor.kind != self.executor.kind:
       raise UserError(
@@ -217,7 +110,7 @@ class Run(SubmittedRun):
         f"two jobs of the run {self.name} have the name {name}: give each its own with "
         "job(..., name=...), or remove one."
       )
-    self._planned.append(Planned(name, recipe, dict(overrides), executor))
+    self._planned.append(Planned(name, recipe, overrides, executor))
     self._configs = None
     return name
 
@@ -240,12 +133,7 @@ class Run(SubmittedRun):
   def __enter__(self) -> "Run":
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+  def __exit__(self, kind: object, *_: object) -> None:
     if kind is None:
       self.check()
 
@@ -268,20 +156,15 @@ class Run(SubmittedRun):
     """Checks that the executors can be used from here, and that they see the root.
 
     Raises:
-      UserError: a program or a package is missing, or the root is not writable or not shared.
+      UserError: a program or a package is missing, or the root is not shared.
     """
     executors: list[Executor] = []
     for planned in self._planned:
       if planned.executor not in executors:
         executors.append(planned.executor)
-    if sum(isinstance(executor, Local) for executor in executors) > 1:
+        planned.executor.check(self.root)
+    if isinstance(self.executor, Local) and len(executors) > 1:
       raise UserError("the jobs of one run share one Local(...), whose places they take in turn.")
-    for executor in executors:
-      executor.check(self.root)
-    place = next(each for each in (self.root, *self.root.parents) if os.path.lexists(each))
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-      reason = f"{place} may not be written" if place.is_dir() else f"{place} is no folder"
-      raise UserError(f"root {self.root} cannot be written ({reason}): choose another root.")
 
   def start(self, *, detach: bool = True) -> None:
     """Submits the jobs that are missing, and prints how to look at them.
@@ -314,6 +197,88 @@ class Run(SubmittedRun):
       own = isinstance(planned.executor, Local)  # its script has the command itself
       found[job.folder] = script if own else f"{script}# which runs: {printable(command)}\n"
     return found
+
+  @property
+  def folder(self) -> pathlib.Path:
+    """The run's folder."""
+    return self.root / self.name
+
+  def wait(self) -> Statuses:
+    """Waits until all jobs have ended, or none will go on by itself; prints changes of states.
+
+    Ctrl-C ends the waiting; the jobs go on.
+    """
+    seen: dict[str, str] = {}
+    while True:
+      found = self.status()
+      for status in found:
+        if seen.get(status.name) != status.state:
+          detail = f", {status.detail}" if status.detail else ""
+          print(printable(f"{status.name}: {status.state}{detail}"))
+        seen[status.name] = status.state
+      if not any(map(found.goes_on, found)):
+        return found
+      time.sleep(found.pause)
+
+  def status(self) -> Statuses:
+    """The states of the jobs, in their order; `print` shows a table.
+
+    Raises:
+      UserError: the run does not exist yet, or its file is damaged.
+    """
+    return state.statuses(self.folder, runs.read_jobs(self.folder))
+
+  def cancel(self, names: Collection[str] = (), *, every: bool = False) -> list[str]:
+    """Cancels jobs, by their names or all; they save first. Returns which of them had not ended.
+
+    Raises:
+      UserError: there is no such job, somebody else submitted it, or a scheduler refuses.
+    """
+    with self._locked(names, every) as chosen:
+      jobs = [facts for facts in chosen if not facts.cancelled]
+      said, silent = state.ask(self.folder, jobs)
+      if silent:
+        raise UserError(f"{silent}: cancel when it does.")
+      found = {f.job.name: state.status_of(f, said.get(f.job.name, state.UNKNOWN)) for f in jobs}
+      going = [facts for facts in jobs if found[facts.job.name].state not in state.ENDED]
+      if ids := [each.id for f in going if (each := said.get(f.job.name)) and each.id]:
+        executor_of(going[0].job).cancel(ids)
+      if going:
+        runs.request(self.folder, "cancel", going)
+    return [facts.job.name for facts in going]
+
+  def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
+    """Submits jobs again, by their names or all that failed or were cancelled; returns which.
+
+    They resume from their checkpoints.
+
+    Raises:
+      UserError: there is no such job, it has not ended or is done, somebody else submitted it, or a
+        scheduler refuses.
+    """
+    with self._locked(names, failed) as jobs:
+      again = []
+      for facts, status in zip(jobs, state.statuses(self.folder, jobs), strict=True):
+        if status.state in ("failed", "cancelled") and status.detail != "saving":
+          again.append(facts)
+        elif not failed:
+          stands = "still saving" if status.detail == "saving" else status.state
+          raise UserError(f"{facts.folder} is {stands}: only failed jobs are retried.")
+      submit.submit(self.folder, again)
+    if again:
+      submit.begin(self.folder)
+    return [facts.job.name for facts in again]
+
+  @contextlib.contextmanager
+  def _locked(self, names: Collection[str], every: bool) -> Iterator[list[Facts]]:
+    """Holds the run's lock; yields its jobs of these names, on which this user may act."""
+    if every == bool(names):
+      raise UserError(
+        "name jobs, or ask for all: cancel --all, retry --failed; every=True and failed=True."
+      )
+    submit.check_own(runs.read_jobs(self.folder, names))
+    with runs.lock_run(self.folder, wait=30.0):
+      yield runs.read_jobs(self.folder, names)
 
 
 def _checked(executor: Any) -> Executor:

@@ -1,16 +1,33 @@
-"""The folder of a run of many jobs: its name, its jobs, and one lock."""
+"""The folder of a run of many jobs: its name, its jobs, its seal, and one lock.
+
+The seal proves that this user's own `submit` wrote run.json. A run's folder may come from a
+stranger, and its jobs name programs: the Python, lines of shell, the recipe. Commands that act
+(`cancel`, `retry`, `resume`) take only runs with a seal, made with a key that never leaves the
+user's home.
+"""
 
 import contextlib
 import dataclasses
+import hashlib
+import hmac
 import os
 import pathlib
 import re
+import secrets
 import time
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from jaxspeed.config import schema
 from jaxspeed.errors import UserError, some
-from jaxspeed.files import TEMPORARY, dump_json, expanded, open_locked, write_atomically
+from jaxspeed.files import (
+  TEMPORARY,
+  dump_json,
+  expanded,
+  open_locked,
+  open_regular,
+  write_atomically,
+)
 from jaxspeed.launch.record import (
   FORMAT,
   LAUNCHER,
@@ -25,11 +42,11 @@ from jaxspeed.launch.record import (
   read_notes,
   read_run_file,
 )
-from jaxspeed.launch.seal import seal_of
 
 REQUESTS, _LOCK = "requests.jsonl", "lock"
 # A folder's name that needs no quotes in a shell, fits every file system, and hides nothing.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+,-]{0,119}")
+_KEY = 32  # bytes
 
 
 def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
@@ -65,36 +82,60 @@ def create_run(folder: pathlib.Path) -> None:
   """Creates a run's folder, if it is missing.
 
   Raises:
-    UserError: it cannot be written, or holds something else.
+    UserError: it holds something else.
+    OSError: it cannot be written.
+  """
+  if folder.is_dir() and not (folder / LAUNCHER).is_dir() and not (folder / RUN_FILE).exists():
+    for name in sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY)):
+      raise UserError(
+        f"{folder} is not empty and holds no run of jaxspeed.launch ({name}): choose another "
+        "name or root."
+      )
+  (folder / LAUNCHER).mkdir(parents=True, exist_ok=True)
+
+
+def seal_of(content: Any) -> str:
+  """The seal of what JSON can hold, as hexadecimal digits.
+
+  Raises:
+    UserError: the key cannot be used.
   """
   try:
-    if folder.is_dir() and not (folder / LAUNCHER).is_dir() and not (folder / RUN_FILE).exists():
-      for name in sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY)):
-        raise UserError(
-          f"{folder} is not empty and holds no run of jaxspeed.launch ({name}): choose another "
-          "name or root."
-        )
-    (folder / LAUNCHER).mkdir(parents=True, exist_ok=True)
+    key = _key()
   except OSError as error:
     raise UserError(
-      f"{folder} cannot be created or written ({error.strerror or error}): choose another root."
+      f"the key of your runs, {error.filename}, cannot be used ({error.strerror or error}): set "
+      "XDG_STATE_HOME to a folder of your own."
     ) from None
+  return hmac.new(key, dump_json(content, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes:
+  """The user's key, created if it is missing."""
+  base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+  path = pathlib.Path(os.path.abspath(expanded(base, "XDG_STATE_HOME"))) / "jaxspeed" / "launch.key"
+  if not path.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+      descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+      os.write(descriptor, secrets.token_bytes(_KEY))
+      os.close(descriptor)
+  with open_regular(path) as file:
+    key = file.read()
+  if len(key) != _KEY:
+    raise UserError(f"{path} is damaged: remove it, and submit your runs again.")
+  return key
 
 
 def write_jobs(folder: pathlib.Path, jobs: Sequence[Job]) -> None:
   """Writes a run's run.json, with the user's seal.
 
   Raises:
-    UserError: it cannot be written.
+    OSError: it cannot be written.
   """
   content = [dataclasses.asdict(job) for job in jobs]
   found = {"format": FORMAT, "jobs": content, "seal": seal_of(content)}
-  try:
-    write_atomically(folder / RUN_FILE, dump_json(found, indent=1) + "\n")
-  except OSError as error:
-    raise UserError(
-      f"{folder} cannot be written ({error.strerror or error}): make room, or choose another root."
-    ) from None
+  write_atomically(folder / RUN_FILE, dump_json(found, indent=1) + "\n")
 
 
 def jobs_of(folder: pathlib.Path) -> list[Facts] | None:
@@ -137,7 +178,7 @@ def request(folder: pathlib.Path, what: str, jobs: Sequence[Facts], token: str =
   """Writes down what is asked for some jobs of a run.
 
   Raises:
-    UserError: it cannot be written.
+    OSError: it cannot be written.
   """
   line = Request(time.time(), what, [facts.job.name for facts in jobs], token)
   add_line(folder / LAUNCHER / REQUESTS, line)
@@ -151,24 +192,18 @@ def refuse_links(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
-  """A block in which no other process submits, cancels or retries jobs of a run.
-
-  Args:
-    folder: the run's folder.
-    wait: seconds to wait for another process.
+  """A block in which no other process changes a run, after waiting some seconds for another.
 
   Raises:
-    UserError: another process is at it, there are links, or nothing can be written.
+    UserError: another process is at it, or there are links.
+    OSError: nothing can be written.
   """
   refuse_links(folder)
   path, deadline = folder / LAUNCHER / _LOCK, time.monotonic() + wait
-  try:
-    while (descriptor := open_locked(path)) is None:
-      if time.monotonic() > deadline:
-        raise UserError(f"{folder} is being submitted or changed by another process: wait for it.")
-      time.sleep(0.05)
-  except OSError as error:
-    raise UserError(f"{path} cannot be written ({error.strerror or error}).") from None
+  while (descriptor := open_locked(path)) is None:
+    if time.monotonic() > deadline:
+      raise UserError(f"{folder} is being submitted or changed by another process: wait for it.")
+    time.sleep(0.05)
   try:
     yield
   finally:

@@ -1,10 +1,9 @@
 """SkyPilot: managed jobs on clouds and Kubernetes, which move to new machines after a loss."""
 
-import contextlib
 import importlib.util
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -25,6 +24,9 @@ _Accelerators = Annotated[
   Field(pattern=r"^([A-Za-z][A-Za-z0-9._-]*(:[1-9]\d{0,3})?)?$"),
   Says("a kind of GPU and how many each node has, such as H100:8"),
 ]
+
+
+_Path = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9_=,@+-][A-Za-z0-9._=,@+-]*)+$")]
 
 
 class Sky(Executor):
@@ -53,27 +55,17 @@ class Sky(Executor):
   disk_size: Annotated[int, Field(ge=0, le=65_536)] = 0
   """disk of each machine in GB; 0: SkyPilot's default"""
   mounts: Annotated[
-    dict[str, str],
-    Says("a dict of paths on the machines and the URLs of buckets or names of volumes"),
+    dict[_Path, str],
+    Says(
+      "a dict of absolute paths on the machines, in letters, digits and ._=,@+- without a / at the "
+      "end, and the URLs of buckets or names of volumes"
+    ),
   ] = {}
   """buckets (gs://runs) and volumes of SkyPilot (a name) by the path at which they are mounted"""
   python: Line = "python"
   """the Python on the machines that runs jobs"""
   setup: Words = ()
   """lines of shell that prepare each machine, such as "pip install -e .[cuda13]" """
-
-  def __init__(self, **values: object) -> None:
-    super().__init__(**values)
-    for path in self.mounts:
-      if not re.fullmatch(r"(/[A-Za-z0-9_=,@+-][A-Za-z0-9._=,@+-]*)+", path):
-        raise UserError(
-          f"Sky: mounts has the path {path!r}: write it absolute and in letters, digits and "
-          "._=,@+-, without a / at its end."
-        )
-
-  @property
-  def job_nodes(self) -> int:
-    return self.nodes
 
   def devices(self) -> int:
     return self.nodes * int(self.accelerators.partition(":")[2] or 1)
@@ -93,11 +85,7 @@ class Sky(Executor):
     self._mount_of(root)
 
   def _mount_of(self, folder: pathlib.Path) -> str:
-    """The mount on which a folder lies.
-
-    Raises:
-      UserError: there is none.
-    """
+    """The mount on which a folder lies; a UserError if there is none."""
     found = [path for path in self.mounts if folder.is_relative_to(path)]
     if not found:
       have = ", ".join(self.mounts) or "none"
@@ -108,11 +96,7 @@ class Sky(Executor):
     return max(found, key=len)
 
   def task(self, job: Job, token: str) -> dict[str, Any]:
-    """A job as a task of SkyPilot: its fields.
-
-    Raises:
-      UserError: the job's folder lies on no mount.
-    """
+    """A job as a task of SkyPilot: its fields."""
     own = self._mount_of(pathlib.Path(job.folder))
     machine = {
       "infra": self.infra,
@@ -133,7 +117,7 @@ class Sky(Executor):
     supervisor = self.supervisor("sky", self.words_of(job), token)
     # The parentheses: SkyPilot appends lines that wait for uploads.
     task = {
-      "name": f"jaxspeed-{slug(job.name)}",
+      "name": job_name(job, token),
       "num_nodes": self.nodes,
       "resources": {name: value for name, value in machine.items() if value}
       | {"job_recovery": recovery},
@@ -154,11 +138,12 @@ class Sky(Executor):
 
   def submit(self, jobs: Sequence[Job], token: str) -> None:
     (job,) = jobs
-    with _refusing(f"did not take the job {job.name}", "submit again when that is mended"):
-      import sky
-
-      task = sky.Task.from_yaml_config(self.task(job, token))
-      sky.get(sky.jobs.launch(task, name=job_name(job, token)))
+    task = self.task(job, token)
+    _ask(
+      lambda sky: sky.jobs.launch(sky.Task.from_yaml_config(task), name=task["name"]),
+      f"did not take the job {job.name}",
+      "submit again when that is mended",
+    )
 
   def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
     try:
@@ -182,40 +167,28 @@ class Sky(Executor):
     }
 
   def cancel(self, ids: Sequence[str]) -> None:
-    with _refusing("did not cancel", "cancel again when it answers"):
-      import sky
-
-      # Graceful: what the jobs save is uploaded before their machines are given back.
-      numbers = sorted(map(int, ids))
-      sky.get(sky.jobs.cancel(job_ids=numbers, graceful=True, graceful_timeout=_UPLOAD))
-
-
-def slug(name: str) -> str:
-  """A name in the characters that SkyPilot allows, which no two of ._- follow each other in."""
-  short = re.sub("[^A-Za-z0-9]+", lambda found: "." if found[0] == "." else "-", name)
-  return short[:40].strip("-.") or "job"
+    # Graceful: what the jobs save is uploaded before their machines are given back.
+    how = {"graceful": True, "graceful_timeout": _UPLOAD}
+    _ask(
+      lambda sky: sky.jobs.cancel(job_ids=sorted(map(int, ids)), **how),
+      "did not cancel",
+      "cancel again when it answers",
+    )
 
 
 def job_name(job: Job, token: str) -> str:
   """The name of a submitted job in SkyPilot's queue, by which it is found."""
-  return f"jaxspeed-{slug(job.name)}-{token}"
+  # SkyPilot allows no two of ._- to follow each other.
+  short = re.sub("[^A-Za-z0-9]+", lambda found: "." if found[0] == "." else "-", job.name)
+  return f"jaxspeed-{short[:40].strip('-.') or 'job'}-{token}"
 
 
-@contextlib.contextmanager
-def _refusing(failure: str, advice: str) -> Iterator[None]:
-  """Makes a sentence of an error in the block: SkyPilot passes on those of all clouds.
-
-  Args:
-    failure: the middle of the sentence.
-    advice: its end.
-
-  Raises:
-    UserError: there is one.
-  """
+def _ask(request: Callable[[Any], Any], failure: str, advice: str) -> None:
+  """Makes a request, and a sentence of an error: SkyPilot passes on those of all clouds."""
   try:
-    yield
-  except UserError:
-    raise
+    import sky
+
+    sky.get(request(sky))
   except Exception as error:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     raise UserError(f"SkyPilot {failure} ({lines[0].rstrip('.')}): {advice}.") from error

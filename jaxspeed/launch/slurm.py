@@ -8,11 +8,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
+import pydantic
 from pydantic import Field
 
-from jaxspeed.config import schema
+from jaxspeed.config.schema import Says
 from jaxspeed.errors import UserError
-from jaxspeed.launch.executor import Count, Executor, Found, Line, Words
+from jaxspeed.launch.executor import Count, Executor, Found, Line, to_tuple
 from jaxspeed.launch.record import LAUNCHER, Facts, Job
 
 _SECONDS = 120  # for one call of a Slurm command; a busy controller takes its time
@@ -53,20 +54,18 @@ class Slurm(Executor):
   """most jobs of an array that run at the same time; 0: no limit"""
   save_seconds: Annotated[int, Field(ge=1, le=65_535)] = 300
   """seconds before the time limit at which a job begins to save"""
-  options: Words = ()
+  options: Annotated[
+    tuple[Annotated[Line, Field(pattern="^-")], ...],
+    pydantic.BeforeValidator(to_tuple),
+    Says("a list of options of sbatch"),
+  ] = ()
   """more options of sbatch, such as "--exclusive" or "--qos=high" """
 
   def __init__(self, **values: object) -> None:
     super().__init__(**values)
     for option in self.options:
-      if not option.startswith("-") or not schema.is_plain(option):
-        raise UserError(f"Slurm: options has {option!r}, which is no option of sbatch.")
       if _OWN.fullmatch(option):
         raise UserError(f"Slurm: options has {option}, which jaxspeed.launch sets itself.")
-
-  @property
-  def job_nodes(self) -> int:
-    return self.nodes
 
   def devices(self) -> int:
     return self.nodes * (self.gpus_per_node or self.tasks_per_node)
@@ -119,35 +118,32 @@ class Slurm(Executor):
     return "\n".join(lines) + "\n"
 
   def submit(self, jobs: Sequence[Job], token: str) -> None:
-    try:
-      (jobs[0].run / LAUNCHER / "slurm").mkdir(exist_ok=True)
-    except OSError as error:
-      raise UserError(f"{jobs[0].run} cannot be written ({error.strerror or error}).") from None
-    done = _slurm("sbatch", "--parsable", script=self.script(jobs, token))
-    if done.returncode:
+    (jobs[0].run / LAUNCHER / "slurm").mkdir(exist_ok=True)
+    _, failure = _slurm("sbatch", "--parsable", script=self.script(jobs, token))
+    if failure:
       what = f"the job{'s' * (len(jobs) > 1)} {jobs[0].name}" + " ..." * (len(jobs) > 1)
       raise UserError(
-        f"sbatch did not submit {what} ({_reason(done)}): repeat the command, which submits what "
-        "is missing."
+        f"sbatch did not submit {what} ({failure}): repeat the command, which submits what is "
+        "missing."
       )
 
   def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found] | None:
     names = sorted({_name(folder, facts.token) for facts in jobs})
-    done = _slurm(
+    listed, failure = _slurm(
       "squeue", "--noheader", "--array", f"--name={','.join(names)}", "--format=%i|%T|%j"
     )
-    if done.returncode:
+    if failure:
       return None
-    rows = re.findall(r"^(\d+_(\d+))\|(\w+)\|(.+)$", done.stdout, re.MULTILINE)
-    listed = {(name, int(place)): Found(word not in _PENDING, id) for id, place, word, name in rows}
+    rows = re.findall(r"^(\d+_(\d+))\|(\w+)\|(.+)$", listed, re.MULTILINE)
+    found = {(name, int(place)): Found(word not in _PENDING, id) for id, place, word, name in rows}
     places = {facts.job.name: (_name(folder, facts.token), facts.place) for facts in jobs}
-    return {name: listed[place] for name, place in places.items() if place in listed}
+    return {name: found[place] for name, place in places.items() if place in found}
 
   def cancel(self, ids: Sequence[str]) -> None:
     # --quiet: jobs that have ended in the meantime are no errors.
-    done = _slurm("scancel", "--quiet", *ids)
-    if done.returncode and "Invalid job id" not in done.stderr:
-      raise UserError(f"Slurm did not cancel ({_reason(done)}): cancel again when it answers.")
+    _, failure = _slurm("scancel", "--quiet", *ids)
+    if failure and "Invalid job id" not in failure:
+      raise UserError(f"Slurm did not cancel ({failure}): cancel again when it answers.")
 
 
 def _name(run: pathlib.Path, token: str) -> str:
@@ -155,20 +151,19 @@ def _name(run: pathlib.Path, token: str) -> str:
   return f"jaxspeed-{run.name.replace(',', '.')}-{token}"
 
 
-def _slurm(*command: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
-  """Runs a command of Slurm; its failure is in the result, also when there is no such command."""
+def _slurm(*command: str, script: str | None = None) -> tuple[str, str]:
+  """What a command of Slurm prints, and why it failed; '': it did not."""
   try:
-    return subprocess.run(
+    done = subprocess.run(
       command, input=script, capture_output=True, text=True, errors="replace", timeout=_SECONDS
     )
   except subprocess.TimeoutExpired:
-    return subprocess.CompletedProcess(command, 1, "", f"no answer within {_SECONDS} s")
+    return "", f"no answer within {_SECONDS} s"
   except OSError as error:
-    return subprocess.CompletedProcess(command, 1, "", f"{command[0]}: {error.strerror or error}")
-
-
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    return "", f"{command[0]}: {error.strerror or error}"
+  if done.returncode == 0:
+    return done.stdout, ""
   text = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
   lines = text.splitlines()
   # An unknown option is named in the first line; the last one points to --help.
-  return lines[0 if "--help" in lines[-1] else -1].rstrip(".")
+  return "", lines[0 if "--help" in lines[-1] else -1].rstrip(".")

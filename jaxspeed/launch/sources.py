@@ -7,7 +7,6 @@ import re
 import subprocess
 from collections.abc import Mapping
 
-from jaxspeed.errors import UserError, mend
 from jaxspeed.files import dump_json, write_atomically
 from jaxspeed.launch.executor import SECRET
 from jaxspeed.launch.record import LAUNCHER
@@ -18,8 +17,7 @@ _ENVIRONMENT = re.compile(
   r"|PYTHON|CONDA|UCX|FI|OMPI|SLURM|SBATCH|SKYPILOT)_?\w*|PATH|LD_LIBRARY_PATH|LD_PRELOAD"
   r"|VIRTUAL_ENV|HOSTNAME|LANG|LC_ALL|TMPDIR|TZ"
 )
-# Largest diff of a working tree that is stored, in bytes, and untracked files that are named.
-_MOST_DIFF, _NAMED = 20_000_000, 100
+_NAMED = 100  # most untracked files that are named
 
 
 def store(run: pathlib.Path, *folders: pathlib.Path) -> str:
@@ -27,25 +25,14 @@ def store(run: pathlib.Path, *folders: pathlib.Path) -> str:
 
   `RUN/.launch/sources/NAME` has diff.patch (the commit of each, and the changes since) and
   environment.json (`environment`). The same state has the same name.
-
-  Raises:
-    UserError: it cannot be written.
   """
-  files = {
-    "diff.patch": working_trees(*folders),
-    "environment.json": dump_json(environment(), indent=1).encode() + b"\n",
-  }
-  name = hashlib.sha256(b"\0".join(files.values())).hexdigest()[:12]
+  trees = working_trees(*folders)
+  variables = dump_json(environment(), indent=1).encode() + b"\n"
+  name = hashlib.sha256(trees + b"\0" + variables).hexdigest()[:12]
   place = run / LAUNCHER / "sources" / name
-  try:
-    place.mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-      write_atomically(place / file, content, sync=False)
-  except OSError as error:
-    raise UserError(
-      f"{place} cannot be written ({error.strerror or error}): {mend(error)} or choose another "
-      "root."
-    ) from None
+  place.mkdir(parents=True, exist_ok=True)
+  write_atomically(place / "diff.patch", trees, sync=False)
+  write_atomically(place / "environment.json", variables, sync=False)
   return name
 
 
@@ -63,19 +50,11 @@ def working_trees(*folders: pathlib.Path) -> bytes:
   parts: list[bytes] = []
   roots = [_git(folder, "rev-parse", "--show-toplevel").decode().strip() for folder in folders]
   for root in dict.fromkeys(filter(None, roots)):
-    commit = _git(root, "rev-parse", "HEAD").decode().strip()
-    untracked = _git(root, "ls-files", "--others", "--exclude-standard").decode(errors="replace")
-    names = untracked.splitlines()
-    lines = [f"# {root} at {commit or 'no commit'}"]
-    lines += [f"# not in git: {name}" for name in names[:_NAMED]]
-    if len(names) > _NAMED:
-      lines.append(f"# and {len(names) - _NAMED} more files that are not in git")
-    changes = b""
-    if commit:
-      changes = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
-    if len(changes) > _MOST_DIFF:
-      changes = f"# {len(changes)} bytes, too large to store\n".encode()
-    parts += [("\n".join(lines) + "\n").encode(), changes]
+    commit = _git(root, "rev-parse", "HEAD").strip() or b"no commit"
+    names = _git(root, "ls-files", "--others", "--exclude-standard").splitlines()
+    others = b"".join(b"# not in git: %b\n" % name for name in names[:_NAMED])
+    changes = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
+    parts += [b"# %b at %b\n" % (root.encode(), commit), others, changes]
   return b"".join(parts)
 
 

@@ -1,28 +1,96 @@
-"""The state of jobs: from their folders first, from the scheduler second."""
+"""The state of jobs, from their folders first and from the scheduler second; as tables too."""
 
 import contextlib
+import dataclasses
 import pathlib
 import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspeed.errors import UserError
+from jaxspeed.config import output
+from jaxspeed.errors import UserError, plural, printable
 from jaxspeed.files import read_bytes
 from jaxspeed.launch.decision import culprit
 from jaxspeed.launch.executor import Found, executor_of
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import RECORD, Facts
-from jaxspeed.launch.status import ENDED, JobStatus, status_table
+from jaxspeed.records.durations import estimate
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 
+# States of jobs that will not go on by themselves; the others: pending, running, requeued.
+ENDED = ("done", "failed", "cancelled")
 NEVER = "the scheduler does not have it, and it never started"
+UNKNOWN = Found(True, "?")  # the scheduler was not asked, or does not answer
 # Bytes at the end of a log that are searched for its last lines, and how many are shown.
 _TAIL, _LINES = 8192, 3
 # Seconds after its last note in which a job may be between two states, such as a start that the
 # scheduler does not list yet.
 _SETTLING = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class JobStatus:
+  """The state of one job.
+
+  Attributes:
+    name: the job's name.
+    folder: its folder, the workdir of its training.
+    state: pending, running, requeued, done, failed or cancelled.
+    detail: what there is to say beside the state, in words.
+    id: the scheduler's id; '': not submitted.
+    restarts: how often the job was restarted by itself since it was submitted.
+    epoch: the last finished epoch; None: none yet.
+    epochs: the epochs of the whole job.
+    accuracy: the last accuracy config.target_metric as a fraction; None: none yet.
+    remaining: estimated seconds until the end; None: no estimate.
+    exit_code: of a failed job; None otherwise.
+    task: the number of the task that failed; None otherwise.
+    last_lines: the last lines of that task.
+  """
+
+  name: str
+  folder: pathlib.Path
+  state: str
+  detail: str = ""
+  id: str = ""
+  restarts: int = 0
+  epoch: float | None = None
+  epochs: float = 0.0
+  accuracy: float | None = None
+  remaining: float | None = None
+  exit_code: int | None = None
+  task: int | None = None
+  last_lines: tuple[str, ...] = ()
+
+  def row(self) -> tuple[str, ...]:
+    """The cells of the job in a table."""
+    detail = f": {printable(self.detail)}" if self.detail and self.state != "failed" else ""
+    epoch = 0.0 if self.epoch is None and self.state == "running" else self.epoch
+    return (
+      self.name,
+      self.state + detail,
+      "" if epoch is None else f"{epoch:g}/{self.epochs:g}",
+      percent(self.accuracy),
+      "" if self.remaining is None else estimate(self.remaining, digits=2),
+      str(self.restarts or ""),
+      printable(self.id),
+    )
+
+  def failure(self) -> list[str]:
+    """Lines on why it failed."""
+    code = [] if self.exit_code is None else [f"exit code {self.exit_code}"]
+    task = [] if self.task is None else [f"task {self.task}"]
+    facts = f" ({', '.join(code + task)})" if code + task else ""
+    why = f": {self.detail}" if self.detail else ""
+    lines = (f"{self.name} failed{facts}{why}", *(f"  {line}" for line in self.last_lines))
+    return [printable(line) for line in lines]
+
+
+def percent(share: float | None) -> str:
+  """A share with two decimals of a percent; '' for None."""
+  return "" if share is None else f"{100 * share:.2f} %"
 
 
 class Statuses(tuple[JobStatus, ...]):
@@ -31,12 +99,12 @@ class Statuses(tuple[JobStatus, ...]):
   Attributes:
     notes: sentences about the run, such as a scheduler that does not answer.
     stopped: whether nothing starts the jobs that wait, until a command does.
-    is_local: whether no scheduler was asked.
+    pause: seconds until it is worth looking again, which for a scheduler is seldom.
   """
 
   notes: tuple[str, ...] = ()
   stopped: bool = False
-  is_local: bool = True
+  pause: float = 2.0
 
   def goes_on(self, status: JobStatus) -> bool:
     """Whether a job will change its state without a command."""
@@ -44,7 +112,13 @@ class Statuses(tuple[JobStatus, ...]):
     return status.state not in ENDED and not waits
 
   def __str__(self) -> str:
-    return status_table(self, self.notes)
+    names = ("job", "state", "epoch", "accuracy", "left", "restarts", "id")
+    lines = output.table([names, *(status.row() for status in self)])
+    states = sorted(status.state for status in self)
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    lines.append(f"{plural(len(states), 'job')}: {', '.join(counts) or 'none'}")
+    lines += [f"note: {note}" for note in self.notes]
+    return "\n".join(lines + [line for s in self if s.state == "failed" for line in s.failure()])
 
   __repr__ = __str__
 
@@ -73,11 +147,9 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
   own = [facts for facts in jobs if facts.is_open and not facts.cancelled and not facts.foreign]
   warning = executor_of(own[0].job).warning(folder) if own else ""
   result.notes, result.stopped = (*notes, *filter(None, [warning])), bool(warning)
-  result.is_local = {facts.job.kind for facts in jobs} <= {Local.kind}
+  if (said or silent) and jobs[0].job.kind != Local.kind:
+    result.pause = 30.0
   return result
-
-
-UNKNOWN = Found(True, "?")  # the scheduler was not asked, or does not answer
 
 
 def status_of(facts: Facts, said: Found | None) -> JobStatus:
@@ -124,9 +196,7 @@ def _state(facts: Facts, said: Found | None) -> tuple[str, str]:
       return "pending", ""
     return "failed", f"{NEVER}: do its machines see {facts.folder.parent}?"
   if last.what == "failed":
-    code, _, reason = last.detail.partition(" ")
-    # A trainer ends with 0 and without a result only after SIGTERM.
-    return ("cancelled" if code == "0" else "failed"), reason
+    return "failed", last.detail
   if last.what == "done":
     return "failed", "it ended without a result.json"
   if last.what == "requeued":
@@ -169,13 +239,11 @@ def _failure(facts: Facts) -> dict[str, Any]:
   """Exit code, task and last lines of a failed job."""
   ends = facts.ends()
   number = culprit(ends)
-  code = None if number is None else ends[number]
-  for note in facts.own_notes[-1:]:
-    if note.what == "failed" and (said := re.match(r"\d{1,3}\b", note.detail)):
-      code = int(said[0])
+  codes = [None if number is None else ends[number], *(n.code for n in facts.own_notes[-1:])]
   logs = facts.folder / RECORD / "logs"
   lines = _last_lines(logs / f"{number or 0}.log") or _last_lines(logs / "batch.log")
-  return {"exit_code": code, "task": number, "last_lines": tuple(lines)}
+  known = [code for code in codes if code is not None]
+  return {"exit_code": known[-1] if known else None, "task": number, "last_lines": tuple(lines)}
 
 
 def _last_lines(path: pathlib.Path) -> list[str]:

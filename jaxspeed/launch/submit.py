@@ -16,7 +16,6 @@ from jaxspeed.files import dump_json, parse_json
 from jaxspeed.launch import runs, sources, state
 from jaxspeed.launch.executor import Planned, executor_of
 from jaxspeed.launch.record import LAUNCHER, RUN_FILE, Facts, Job, named
-from jaxspeed.launch.status import ENDED
 from jaxspeed.records.results import FILE as RESULT
 
 PACKAGE = pathlib.Path(__file__).parents[2]
@@ -40,17 +39,11 @@ def free_name(root: pathlib.Path, name: str, exist: str) -> str:
 
 
 def job_of(folder: pathlib.Path, planned: Planned, config: ConfigDict, *, code: str = "") -> Job:
-  """The record of a job that is planned.
-
-  Args:
-    folder: the run's folder.
-    planned: what it trains.
-    config: its checked config.
-    code: the name of the stored state of the code.
-  """
+  """The record of a planned job of the run in a folder; `code` names the state of the sources."""
   overrides, executor = dict(planned.overrides), planned.executor
   if executor.price_per_hour:
-    overrides.setdefault("cost_per_hour", executor.price_per_hour * executor.job_nodes)
+    nodes = getattr(executor, "nodes", 1)
+    overrides.setdefault("cost_per_hour", executor.price_per_hour * nodes)
   values = dict(stored.leaves(stored.to_dict(config)))
   trained = {name: each for name, each in values.items() if not name.startswith(stored.PLACES)}
   return Job(
@@ -68,11 +61,7 @@ def job_of(folder: pathlib.Path, planned: Planned, config: ConfigDict, *, code: 
 
 
 def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> Iterator[str]:
-  """Submits the jobs of a run that are missing; yields lines to print.
-
-  Args:
-    folder: the run's folder.
-    jobs: the checked jobs with their configs.
+  """Submits those of a run's checked jobs that are missing; yields lines to print.
 
   Raises:
     UserError: a job of the same name trains something else, another process submits the run, or a
@@ -87,7 +76,7 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
     said, silent = state.ask(folder, [facts for facts in before if not facts.cancelled])
     # A submission that died may not have reached its scheduler.
     unsure = {f.job.name for f in before if f.is_open and not f.own_notes and not f.cancelled}
-    if silent and not unsure <= {*said}:
+    if silent and unsure:
       raise UserError(f"{silent}: repeat the command when it does.")
     lost = {name for name in unsure if said[name] is None}
     code = sources.store(folder, pathlib.Path.cwd(), PACKAGE)
@@ -96,7 +85,7 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
     records = {facts.job.name: facts.job for facts in before if facts.is_own}
     for job in made:
       if (facts := present.get(job.name)) is not None:
-        ended = state.status_of(facts, said.get(job.name, state.UNKNOWN)).state in ENDED
+        ended = state.status_of(facts, said.get(job.name, state.UNKNOWN)).state in state.ENDED
         job, line = _updated(facts, job, job.name in lost, ended)
         lines += [line] * bool(line)
       records[job.name] = job
@@ -117,13 +106,9 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
 
 
 def _updated(facts: Facts, made: Job, lost: bool, ended: bool) -> tuple[Job, str]:
-  """The record of a job that is there already, and a line to print.
+  """The record of a job that is there already and is `made` again, and a line to print.
 
-  Args:
-    facts: what its files say.
-    made: the record by the sweep of now.
-    lost: whether its submission did not reach its scheduler.
-    ended: whether it will not go on by itself.
+  Its last submission may be `lost`, not have reached its scheduler; or it may have `ended`.
 
   Raises:
     UserError: it trains something else.
@@ -170,9 +155,10 @@ def check_own(jobs: Sequence[Facts]) -> None:
       raise UserError(f"{facts.folder} {facts.foreign}.")
 
 
-def begin(folder: pathlib.Path) -> None:
-  """Starts what executors need besides, such as workers; without the run's lock."""
+def begin(folder: pathlib.Path) -> bool:
+  """Starts what executors need besides, such as a worker, without the run's lock; if jobs wait."""
   runs.refuse_links(folder)
   jobs = [facts for facts in runs.read_jobs(folder) if facts.is_open and not facts.cancelled]
   if jobs:
-    executor_of(jobs[0].job).begin(folder, len(jobs))
+    executor_of(jobs[0].job).begin(folder)
+  return bool(jobs)

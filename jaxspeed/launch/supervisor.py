@@ -1,12 +1,13 @@
 """The process beside each trainer: starts it, passes signals on, notes its end, decides the rest.
 
+  python -m jaxspeed.launch.supervisor local JOB DIGEST TOKEN           # a job of this machine
+  python -m jaxspeed.launch.supervisor sky JOB DIGEST TOKEN             # one machine of a job
   python -m jaxspeed.launch.supervisor slurm JOB DIGEST TOKEN           # a batch job, with srun for
   python -m jaxspeed.launch.supervisor task JOB DIGEST TOKEN RESTART    # each of its tasks
-  python -m jaxspeed.launch.supervisor sky JOB DIGEST TOKEN             # one machine of a job
   python -m jaxspeed.launch.supervisor sbatch --workdir=...   # train.sbatch: a job without a sweep
 
 JOB is a job's folder, DIGEST that of its record, TOKEN its submission. `decision.decide` says what
-follows an end. Local jobs have a `worker`.
+follows an end.
 """
 
 import contextlib
@@ -16,9 +17,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from jaxspeed.config import output
@@ -28,6 +28,7 @@ from jaxspeed.launch.executor import Executor, executor_of
 from jaxspeed.launch.record import (
   RECORD,
   Event,
+  Job,
   add_line,
   ends_of,
   progress_of,
@@ -35,58 +36,41 @@ from jaxspeed.launch.record import (
   read_run_file,
 )
 
-_LOOK = 0.5  # seconds between two looks for a cancellation
 _OTHERS = 3.0  # seconds within which the records of other machines are seen
-_PASSED = {number: number for number in (signal.SIGTERM, signal.SIGUSR1)}
+_PASSED: dict[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGUSR1)}
 
 
 class Start:
-  """One start of a job: what is noted of it.
-
-  Args:
-    folder: the job's folder.
-    token: its submission.
-    restart: how often it was restarted before.
-    where: the host or hosts.
-
-  Attributes:
-    came: the signals that this process got while the trainer ran.
-  """
+  """One start of a submitted job, on a host or several: what is noted of it."""
 
   def __init__(self, folder: pathlib.Path, token: str, restart: int = 0, where: str = "") -> None:
     self.folder, self.token, self.restart = folder, token, restart
-    self.came: list[int] = []
     self._where = where or socket.gethostname()
 
-  def note(self, what: str, detail: str = "", task: int | None = None) -> None:
+  def note(
+    self, what: str, detail: str = "", code: int | None = None, task: int | None = None
+  ) -> None:
     """Writes down what happened to the job, or to one of its tasks.
 
     Raises:
-      UserError: it cannot be written.
+      OSError: it cannot be written.
     """
     name = "job.jsonl" if task is None else f"tasks/{task}.jsonl"
     progress = progress_of(self.folder) if what == "requeued" else ""
-    event = Event(time.time(), what, self.token, self.restart, self._where, detail, progress)
+    event = Event(time.time(), what, self.token, self.restart, self._where, detail, code, progress)
     add_line(self.folder / RECORD / name, event)
 
   def conclude(self, verdict: Verdict) -> None:
-    """Writes a verdict down, and prints it.
-
-    Raises:
-      UserError: it cannot be written.
-    """
-    detail = f"{verdict.code} {verdict.reason}" if verdict.what == "failed" else verdict.reason
-    self.note(verdict.what, detail)
+    """Writes a verdict down, and prints it."""
+    self.note(verdict.what, verdict.reason, verdict.code if verdict.what == "failed" else None)
     reason = f": {verdict.reason}" if verdict.reason else ""
     print(f"{self.folder.name}: {verdict.what}{reason}", flush=True)
 
-  @contextlib.contextmanager
-  def log(self, task: int) -> Iterator[IO[bytes]]:
+  def log(self, task: int) -> IO[bytes]:
     """The log of a task, to append to."""
     logs = self.folder / RECORD / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with open(logs / f"{task}.log", "ab") as file:
-      yield file
+    return open(logs / f"{task}.log", "ab")
 
   def run(
     self,
@@ -94,78 +78,86 @@ class Start:
     command: Sequence[str],
     log: IO[bytes] | None,
     *,
-    passed: Mapping[signal.Signals, signal.Signals] = _PASSED,
+    passed: Mapping[int, int] = _PASSED,
     variables: Mapping[str, str] | None = None,
-    cancelled: Callable[[], bool] | None = None,
+    own_session: bool = False,
   ) -> int:
-    """Runs a trainer to its end; returns its exit code, 128 + N after the signal N.
+    """Runs the trainer of a task to its end; returns its exit code, 128 + N after the signal N.
 
     Args:
-      task: the number of the task.
-      command: the words of its command.
       log: takes its output; None: this process's own.
       passed: the signals that the trainer gets when this process gets one.
       variables: environment variables to add.
-      cancelled: whether the trainer is to end; the trainer then has a session of its own, and what
-        it leaves in the background ends with it.
+      own_session: whether signals of a terminal do not reach the trainer, and what it leaves in the
+        background ends with it.
     """
     self.note("started", task=task)
-    own = cancelled is not None
+    came: set[int] = set()
     trainer: subprocess.Popen[bytes] | None = None
 
     def handle(number: int, _: object) -> None:
-      self.came.append(number)
+      came.add(number)
       if trainer is not None and number in passed:
-        trainer.send_signal(passed[signal.Signals(number)])
+        trainer.send_signal(passed[number])
 
     # This process stays to note the end while the trainer saves.
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-      trainer = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL if own else None,
-        stdout=log,
-        stderr=log and subprocess.STDOUT,
-        close_fds=False,  # the trainer keeps the locks of a local job
-        env=os.environ | (variables or {}),
-        start_new_session=own,
-      )
-      for missed in {*self.came} & {*passed}:
-        trainer.send_signal(passed[signal.Signals(missed)])
-      if cancelled is not None:
-        threading.Thread(target=_end_if, args=(trainer, cancelled), daemon=True).start()
-      code = trainer.wait()
-      if own:
-        with contextlib.suppress(ProcessLookupError):
-          os.killpg(trainer.pid, signal.SIGTERM)
-    finally:
-      for number, handler in before.items():
-        signal.signal(number, handler)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+      signal.signal(number, handle)
+    trainer = subprocess.Popen(
+      command,
+      stdin=subprocess.DEVNULL if own_session else None,
+      stdout=log,
+      stderr=log and subprocess.STDOUT,
+      close_fds=False,  # the trainer keeps the lock of its place
+      env=os.environ | (variables or {}),
+      start_new_session=own_session,
+    )
+    for missed in came & passed.keys():
+      trainer.send_signal(passed[missed])
+    code = trainer.wait()
+    if own_session:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(trainer.pid, signal.SIGTERM)
     code = code if code >= 0 else 128 - code
     try:
-      self.note("ended", str(code), task)
-    except UserError as error:  # as on a full disk: the code itself says enough
+      self.note("ended", code=code, task=task)
+    except OSError as error:  # as on a full disk: the code itself says enough
       output.say(error)
     return code
 
 
-def _end_if(trainer: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> None:
-  while trainer.poll() is None:
-    with contextlib.suppress(OSError, UserError):
-      if cancelled():
-        return trainer.terminate()
-    time.sleep(_LOOK)
-
-
-def _job_of(folder: pathlib.Path, digest: str) -> tuple[Executor, list[str]]:
-  """A job's executor, and the command that trains it, made from its checked record."""
+def _job_of(folder: pathlib.Path, digest: str) -> Job:
+  """The record of a job, which must be that which was submitted."""
   found = read_run_file(folder.parent)
-  jobs = [job for job in found.jobs if job.digest == digest] if found else []
-  if not jobs or jobs[0].folder != str(folder):
-    raise UserError(f"{folder} does not hold the job that was submitted: submit it again.")
-  executor = executor_of(jobs[0])
-  return executor, jobs[0].command(executor.python or sys.executable)
+  for job in found.jobs if found else ():
+    if job.digest == digest and job.folder == str(folder):
+      return job
+  raise UserError(f"{folder} does not hold the job that was submitted: submit it again.")
+
+
+def _starts(folder: pathlib.Path, token: str, name: str = "job") -> int:
+  """How often a job of this submission, or its task with this record, has started."""
+  return sum((each.token, each.what) == (token, "started") for each in read_notes(folder, name))
+
+
+def local(job: Job, token: str, executor: Executor) -> int:
+  """A job of this machine, on the GPUs and cores of its place, which its worker has chosen.
+
+  Raises:
+    OSError: the job's folder cannot even hold why it failed.
+  """
+  folder = pathlib.Path(job.folder)
+  start = Start(folder, token, _starts(folder, token))
+  try:
+    start.note("started")
+    with start.log(0) as log:
+      script = executor.script([job], token)
+      code = start.run(0, ["bash", "-c", script], log, own_session=True)
+    verdict = decide(folder, token, start.restart, code, max_restarts=executor.max_restarts)
+  except OSError as error:
+    verdict = Verdict("failed", MISTAKE, str(error))
+  start.conclude(verdict)
+  return 0
 
 
 def slurm(
@@ -202,14 +194,14 @@ def slurm(
   code = code if code >= 0 else 128 - code
   verdict = decide(folder, token, restart, code, max_restarts=max_restarts)
   start.conclude(verdict)
-  if verdict.what == "requeued":
-    # This ends the batch job.
-    if subprocess.run(["scontrol", "requeue", job]).returncode == 0:
-      return 0
-    reason = f"{verdict.reason}; scontrol could not requeue the job: submit it again"
-    verdict = Verdict("failed", verdict.code or 1, reason)
-    start.conclude(verdict)
-  return verdict.code
+  if verdict.what != "requeued":
+    return verdict.code
+  # This ends the batch job.
+  if subprocess.run(["scontrol", "requeue", job]).returncode == 0:
+    return 0
+  reason = f"{verdict.reason}; scontrol could not requeue the job: submit it again"
+  start.conclude(Verdict("failed", verdict.code or 1, reason))
+  return verdict.code or 1
 
 
 def task(start: Start, command: Sequence[str], *, own_log: bool) -> int:
@@ -237,21 +229,16 @@ def sbatch(arguments: Sequence[str]) -> int:
   return slurm(folder, "-", token, int(most), arguments)
 
 
-def sky(folder: pathlib.Path, token: str, executor: Executor, command: Sequence[str]) -> int:
+def sky(job: Job, token: str, executor: Executor) -> int:
   """One machine of a managed job of SkyPilot, with one process that drives all its GPUs."""
-  variables = os.environ
+  folder, variables = pathlib.Path(job.folder), os.environ
   rank = int(variables.get("SKYPILOT_NODE_RANK", "0"))
   ips = variables.get("SKYPILOT_NODE_IPS", "127.0.0.1").split()
   number = int(variables.get("SKYPILOT_MANAGED_JOB_ID", "0"))
-
-  def starts(name: str) -> int:
-    events = read_notes(folder, name)
-    return sum(event.token == token and event.what == "started" for event in events)
-
   # A machine that is taken away notes no end. Process 0 may have noted this start already.
-  restart = starts("job")
+  restart = _starts(folder, token)
   if rank:
-    restart = max(starts(f"tasks/{rank}"), restart - 1)
+    restart = max(_starts(folder, token, f"tasks/{rank}"), restart - 1)
   start = Start(folder, token, restart, ",".join(ips))
   if rank == 0:
     start.note("started", str(number))
@@ -263,11 +250,12 @@ def sky(folder: pathlib.Path, token: str, executor: Executor, command: Sequence[
     "JAX_PROCESS_ID": str(rank),
   }
   # A notice that the machine goes away makes all processes save and leave with REQUEUE.
-  passed = dict.fromkeys(_PASSED, signal.SIGUSR1)
+  passed = dict.fromkeys(_PASSED, int(signal.SIGUSR1))
   with start.log(rank) as log:
     # Its output is SkyPilot's too; what copies it outlives signals to all processes.
     copy = ["bash", "-c", "trap '' TERM USR1 INT HUP; exec tee -a \"$0\"", str(log.name)]
     tee = subprocess.Popen(copy, stdin=subprocess.PIPE, bufsize=0)
+    command = job.command(executor.python)
     code = start.run(rank, command, tee.stdin, passed=passed, variables=own)
     tee.stdin.close()  # type: ignore[union-attr]
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -280,7 +268,7 @@ def sky(folder: pathlib.Path, token: str, executor: Executor, command: Sequence[
     return 0
   verdict = decide(folder, token, restart, code, max_restarts=executor.max_restarts)
   # A start that was replaced, on a machine that was believed lost, says nothing about the job.
-  if rank == 0 and starts("job") <= restart + 1:
+  if rank == 0 and _starts(folder, token) <= restart + 1:
     start.conclude(verdict)
   if verdict.what == "requeued":
     return REQUEUE if verdict.code in (0, REQUEUE) else LOST_PEER
@@ -298,12 +286,14 @@ def main(arguments: Sequence[str]) -> int:
     if role == "task" and more[1:]:
       command = [os.environ.get("PYTHON") or sys.executable, "-m", "jaxspeed.train", *more[1:]]
       return task(Start(folder, token, int(more[0])), command, own_log=False)
-    executor, command = _job_of(folder, digest)
+    job = _job_of(folder, digest)
+    executor = executor_of(job)
     if role == "slurm":
       return slurm(folder, digest, token, executor.max_restarts)
-    if role == "sky":
-      return sky(folder, token, executor, command)
-    return task(Start(folder, token, int(more[0])), command, own_log=True)
+    if role == "task":
+      command = job.command(executor.python or sys.executable)
+      return task(Start(folder, token, int(more[0])), command, own_log=True)
+    return (sky if role == "sky" else local)(job, token, executor)
   except (OSError, UserError) as error:
     output.say(error)
     return MISTAKE

@@ -1,169 +1,143 @@
-"""A worker of a local run: takes waiting jobs, one after the other, and supervises each to its end.
+"""The worker of a local run: starts a supervisor for each job that waits, as places become free.
 
-  python -m jaxspeed.launch.worker RUN NUMBER DESCRIPTOR
+  python -m jaxspeed.launch.worker RUN DESCRIPTOR
 
-The queue is the run's folder. A worker holds the lock that it inherits as DESCRIPTOR. The processes
-of its job inherit two others: the job's, by which it is claimed and known to run, and the place's.
-So a worker that follows a killed one waits until the place is free, and no job is run twice.
+The queue is the run's folder. The worker holds the lock that it inherits as DESCRIPTOR. The
+processes of a job hold that of their place instead: they outlive a worker that is killed, and the
+next one waits until the place is free.
 """
 
-import contextlib
-import functools
 import os
 import pathlib
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from typing import Any
 
 from jaxspeed.config import output
-from jaxspeed.errors import MISTAKE, UserError, printable
+from jaxspeed.errors import MISTAKE, UserError
 from jaxspeed.files import is_locked, open_locked
 from jaxspeed.launch import runs
-from jaxspeed.launch.decision import decide
-from jaxspeed.launch.executor import Executor, executor_of
-from jaxspeed.launch.local import ALIVE, WORKER, Local, Slot
-from jaxspeed.launch.record import LAUNCHER, RECORD, Facts, named
-from jaxspeed.launch.supervisor import Start
+from jaxspeed.launch.executor import executor_of
+from jaxspeed.launch.local import PLACE, Local, Slot, names_in_places
+from jaxspeed.launch.record import LAUNCHER, Facts, named
 
-_POLL = 0.3  # seconds between two looks at a place that is taken
+_POLL = 0.3  # seconds between two looks
 
 
 class Worker:
-  """Runs the local jobs of a run until none waits.
+  """Runs the local jobs of the run in a folder."""
 
-  Args:
-    run: the run's folder.
-    number: the worker's number, which is that of its place.
-  """
-
-  def __init__(self, run: pathlib.Path, number: int) -> None:
-    self._run, self._number = run, number
-    self._slot: Slot | None = None
-    self._requests = -1  # bytes of requests.jsonl at the last look
-    self._unwritable: set[str] = set()  # names of jobs whose folder takes no files
+  def __init__(self, run: pathlib.Path) -> None:
+    self._run = run
+    self._supervisors: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by place
+    self._left_out: set[str] = set()  # names of jobs whose supervisors failed
+    self._told_to_end = False
+    self._slots: list[Slot] = []
+    for facts in filter(_may_run, runs.read_jobs(run)):
+      executor = executor_of(facts.job)
+      assert isinstance(executor, Local)
+      self._slots = [executor.slot(place) for place in range(executor.parallel)]
+      break
 
   def work(self, own: int) -> None:
-    """Returns when no job waits.
+    """Returns when no job waits; or after a signal, which jobs get, when they have ended.
 
     Args:
       own: the worker's lock, an open file.
-
-    Raises:
-      UserError: the run's folder is damaged.
     """
     os.set_inheritable(own, False)
-    told_to_end = False
-    while not told_to_end:
-      with self._place():
-        if (claimed := self._claim()) is not None:
-          facts, descriptor = claimed
-          try:
-            told_to_end = self._supervise(facts)
-          finally:
-            os.close(descriptor)
-          continue
-      # A command that adds jobs sees either this lock or that it must start a worker.
-      with runs.lock_run(self._run, wait=30.0):
-        if not any(map(self._waits, runs.read_jobs(self._run))):
-          (self._run / LAUNCHER / WORKER.format(self._number)).unlink(missing_ok=True)
-          os.close(own)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+      signal.signal(number, self._pass_on)
+    seen = None
+    while self._supervisors or not self._told_to_end:
+      self._remove_ended()
+      free = [place for place in range(len(self._slots)) if not self._is_taken(place)]
+      # All jobs are read only when something has changed: there may be thousands.
+      now = ((self._run / LAUNCHER / runs.REQUESTS).stat().st_size, free)
+      if now != seen and not self._told_to_end:
+        seen = now
+        jobs = runs.read_jobs(self._run)
+        self._end_cancelled(jobs)
+        for place, facts in zip(free, self._waiting(jobs), strict=False):
+          self._start(place, facts)
+          seen = None
+        if seen and len(free) == len(self._slots) and self._is_done(own):
           return
       time.sleep(_POLL)
 
-  def _waits(self, facts: Facts) -> bool:
-    """Whether a job may be started here."""
-    if not facts.is_open or facts.cancelled or facts.foreign:
-      return False
-    return not (facts.job.name in self._unwritable or is_locked(facts.folder / RECORD / ALIVE))
+  def _pass_on(self, number: int, _: Any) -> None:
+    self._told_to_end = True
+    for _, process in self._supervisors.values():
+      process.send_signal(number)
 
-  @contextlib.contextmanager
-  def _place(self) -> Iterator[None]:
-    """Holds the place, after waiting for what an earlier worker left in it."""
-    while (descriptor := open_locked(self._run / LAUNCHER / f"place.{self._number}.lock")) is None:
-      time.sleep(_POLL)
-    os.set_inheritable(descriptor, True)
-    try:
-      yield
-    finally:
-      os.close(descriptor)
+  def _waiting(self, jobs: list[Facts]) -> list[Facts]:
+    """The jobs that may be started now."""
+    others = self._left_out | names_in_places(self._run)
+    return [facts for facts in jobs if facts.job.name not in others and _may_run(facts)]
 
-  def _claim(self) -> tuple[Facts, int] | None:
-    """The first job that waits, with its lock; None if there is none."""
-    for facts in filter(self._waits, runs.read_jobs(self._run)):
-      try:
-        (facts.folder / RECORD).mkdir(parents=True, exist_ok=True)
-        descriptor = open_locked(facts.folder / RECORD / ALIVE)
-      except OSError as error:
-        self._leave_out(facts, error)
-        continue
-      if descriptor is not None:
-        # Another worker may have ended it since.
-        now = self._facts(facts.job.name)
-        if now.is_open and not now.cancelled:
-          os.set_inheritable(descriptor, True)
-          return now, descriptor
-        os.close(descriptor)
-    return None
+  def _place(self, number: int) -> pathlib.Path:
+    return self._run / LAUNCHER / PLACE.format(number)
 
-  def _facts(self, name: str) -> Facts:
-    return named(runs.read_jobs(self._run))[name]
+  def _is_taken(self, place: int) -> bool:
+    return place in self._supervisors or is_locked(self._place(place))
 
-  def _supervise(self, facts: Facts) -> bool:
-    """Runs a job to its end, with its restarts; returns whether this process was told to end."""
-    try:
-      while True:
-        # Otherwise it died together with its worker: its end is not written down yet.
-        is_new = not any(note.what == "started" for note in facts.own_notes[-1:])
-        restart = sum(note.what == "requeued" for note in facts.own_notes)
-        start = Start(facts.folder, facts.token, restart)
-        executor = executor_of(facts.job)
-        code = self._run_once(start, facts, executor) if is_new else None
-        facts = self._facts(facts.job.name)
-        most, rules = executor.max_restarts, {"is_cancelled": facts.cancelled, "sigterm_ends": True}
-        verdict = decide(facts.folder, facts.token, restart, code, max_restarts=most, **rules)
-        start.conclude(verdict)
-        if verdict.what != "requeued" or start.came:
-          return bool(start.came)
-        facts = self._facts(facts.job.name)
-    except (OSError, UserError) as error:
-      reason = printable(" ".join(f"{error}".split()))
-      try:
-        Start(facts.folder, facts.token).note("failed", f"2 {reason}")
-        output.say(f"{facts.folder}: {error}; the other jobs go on.")
-      except UserError:
-        self._leave_out(facts, error)
-      return False
+  def _is_done(self, own: int) -> bool:
+    """Gives the worker's lock back if no job waits."""
+    # A command that adds jobs sees either this lock or that it must start a worker.
+    with runs.lock_run(self._run, wait=30.0):
+      if self._waiting(runs.read_jobs(self._run)):
+        return False
+      os.close(own)
+      return True
 
-  def _leave_out(self, facts: Facts, error: Exception) -> None:
-    """Goes on with the other jobs, as this one's folder cannot even hold why it failed."""
-    self._unwritable.add(facts.job.name)
-    output.say(f"{facts.folder}: {error}: make its folder writable, then resume; others go on.")
+  def _end_cancelled(self, jobs: list[Facts]) -> None:
+    facts = named(jobs)
+    for name, process in self._supervisors.values():
+      if facts[name].cancelled:
+        process.terminate()
 
-  def _run_once(self, start: Start, facts: Facts, executor: Executor) -> int:
-    assert isinstance(executor, Local)
-    slot = self._slot = self._slot or executor.slot(self._number)
-    if hasattr(os, "sched_setaffinity"):  # not on macOS
-      os.sched_setaffinity(0, slot.cores)
-    gpus = {} if slot.gpus is None else {"CUDA_VISIBLE_DEVICES": slot.gpus}
-    start.note("started")
-    command = ["bash", "-c", executor.script([facts.job], facts.token)]
-    with start.log(0) as log:
-      cancelled = functools.partial(self._is_cancelled, facts.job.name)
-      return start.run(0, command, log, variables=gpus, cancelled=cancelled)
+  def _remove_ended(self) -> None:
+    for place, (name, process) in [*self._supervisors.items()]:
+      if process.poll() is not None:
+        del self._supervisors[place]
+        # SIGTERM may end a supervisor before its trainer has begun.
+        if process.returncode not in (0, -signal.SIGTERM):
+          self._left_out.add(name)
+          output.say(f"{self._run / name} could not be supervised: resume, when that is mended.")
 
-  def _is_cancelled(self, name: str) -> bool:
-    size = (self._run / LAUNCHER / runs.REQUESTS).stat().st_size
-    if size == self._requests:
-      return False
-    self._requests = size
-    return self._facts(name).cancelled
+  def _start(self, place: int, facts: Facts) -> None:
+    slot = self._slots[place]
+    if (descriptor := open_locked(self._place(place))) is None:
+      return
+    with open(descriptor, "w") as lock:
+      lock.truncate()
+      lock.write(facts.job.name)
+      lock.flush()
+      if hasattr(os, "sched_setaffinity"):  # not on macOS
+        os.sched_setaffinity(0, slot.cores)
+      gpus = {} if slot.gpus is None else {"CUDA_VISIBLE_DEVICES": slot.gpus}
+      words = ["local", str(facts.folder), facts.job.digest, facts.token]
+      process = subprocess.Popen(
+        [sys.executable, "-m", "jaxspeed.launch.supervisor", *words],
+        env=os.environ | gpus,
+        pass_fds=(descriptor,),
+      )
+    self._supervisors[place] = (facts.job.name, process)
+    if self._told_to_end:  # just now
+      process.terminate()
+
+
+def _may_run(facts: Facts) -> bool:
+  return facts.is_open and not facts.cancelled and not facts.foreign
 
 
 def main(arguments: list[str]) -> None:
   """Works until no job waits."""
-  folder, number, descriptor = arguments
+  folder, descriptor = arguments
   try:
-    Worker(pathlib.Path(folder), int(number)).work(int(descriptor))
+    Worker(pathlib.Path(folder)).work(int(descriptor))
   except (OSError, UserError) as error:
     output.say(error)
     sys.exit(MISTAKE)

@@ -25,7 +25,7 @@ from local_cluster import environment, local_slurm, trainers, wait_until
 from jaxspeed.files import is_locked
 from jaxspeed.launch import Run, Slurm
 from jaxspeed.launch.record import read_notes
-from jaxspeed.launch.status import ENDED, JobStatus
+from jaxspeed.launch.state import ENDED, JobStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.campaign]
 
@@ -221,7 +221,7 @@ def test_a_hundred_jobs_are_submitted_and_looked_at_at_once(cluster, tmp_path, r
   assert submitted < 10 and seconds < 1
 
 
-def test_twenty_local_jobs_outlive_the_terminal_and_their_workers(tmp_path, record_property):
+def test_twenty_local_jobs_outlive_the_terminal_and_their_worker(tmp_path, record_property):
   overrides = toy(tmp_path / "programs", epochs=10.0)
   file = sweep_file(tmp_path / "local.py", "Local(parallel=2)", 20, overrides)
   # A shell of its own session, which the closed terminal takes along.
@@ -230,8 +230,8 @@ def test_twenty_local_jobs_outlive_the_terminal_and_their_workers(tmp_path, reco
     cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL,
   )  # fmt: skip
   folder = tmp_path / "local"
-  locks = [folder / ".launch" / f"worker.{i}.lock" for i in range(2)]
-  wait_until(lambda: all(lock.exists() for lock in locks), 60, "the workers")
+  lock = folder / ".launch" / "worker.lock"
+  wait_until(lambda: lock.exists() and lock.read_text(), 60, "the worker")
 
   def count(state: str) -> int:
     return sum(status.state == state for status in Run.load(folder).status())
@@ -241,9 +241,8 @@ def test_twenty_local_jobs_outlive_the_terminal_and_their_workers(tmp_path, reco
   shell.wait()
   before = count("done")
   wait_until(lambda: count("done") >= before + 2, 300, "two jobs without a terminal")
-  for lock in locks:
-    os.kill(int(lock.read_text().split()[1]), signal.SIGKILL)
-  wait_until(lambda: not any(map(is_locked, locks)), 30, "the workers' end")
+  os.kill(int(lock.read_text()), signal.SIGKILL)
+  wait_until(lambda: not is_locked(lock), 30, "the worker's end")
   assert any("resume" in note for note in Run.load(folder).status().notes)
   # What ran goes on to its end; nothing new begins.
   wait_until(lambda: count("running") == 0, 120, "the end of what ran")

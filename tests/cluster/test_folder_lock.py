@@ -75,7 +75,7 @@ def test_who_was_killed_holds_nothing(tmp_path):
 
 def test_the_same_job_started_again_takes_over_and_nobody_else(tmp_path, monkeypatch):
   as_job(monkeypatch, "7", 0)
-  older = FolderLock(tmp_path, superseded=lose, renewed_every=60)
+  older = FolderLock(tmp_path, superseded=lose)
   older.check()
   as_job(monkeypatch, "8", 1)
   with pytest.raises(UserError, match="is in use by start 1 .*Slurm job 7"):
@@ -104,8 +104,9 @@ def test_the_same_job_started_again_takes_over_and_nobody_else(tmp_path, monkeyp
 
 def test_an_older_start_notices_by_itself(tmp_path, monkeypatch):
   told = threading.Event()
+  monkeypatch.setattr(lock_lib, "RENEWED_EVERY", 0.05)
   as_job(monkeypatch, "7", 0)
-  older = FolderLock(tmp_path, superseded=lambda _: told.set(), renewed_every=0.05)
+  older = FolderLock(tmp_path, superseded=lambda _: told.set())
   as_job(monkeypatch, "7", 1)
   with contextlib.closing(FolderLock(tmp_path)):
     assert told.wait(10)
@@ -127,7 +128,10 @@ def test_the_process_ends_at_once_with_its_own_code(tmp_path):
 
 
 @pytest.mark.parametrize("host, boot", [("far", ""), (socket.gethostname(), "of another machine")])
-def test_an_owner_elsewhere_counts_as_long_as_it_gives_signs_of_life(tmp_path, host, boot):
+def test_an_owner_elsewhere_counts_as_long_as_it_gives_signs_of_life(
+  tmp_path, monkeypatch, host, boot
+):
+  monkeypatch.setattr(lock_lib, "RENEWED_EVERY", 0.2)
   far = {"incarnation": 4, "token": "t", "host": host, "pid": 1, "job": "", "restart": 0}
   far["boot"] = boot
   (tmp_path / OWNER).write_text(json.dumps(far))
@@ -142,12 +146,12 @@ def test_an_owner_elsewhere_counts_as_long_as_it_gives_signs_of_life(tmp_path, h
   thread.start()
   try:
     with pytest.raises(UserError, match="is in use by start 4"):
-      FolderLock(tmp_path, renewed_every=0.2)
+      FolderLock(tmp_path)
   finally:
     done.set()
     thread.join()
   begun = time.monotonic()
-  lock = FolderLock(tmp_path, renewed_every=0.2)
+  lock = FolderLock(tmp_path)
   assert lock.incarnation == 5 and time.monotonic() - begun >= 3 * 0.2
   lock.close()
 

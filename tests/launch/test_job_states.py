@@ -19,8 +19,7 @@ from fake_jobs import (
 from jaxspeed.launch import runs
 from jaxspeed.launch.executor import Found
 from jaxspeed.launch.record import Request
-from jaxspeed.launch.state import NEVER, UNKNOWN, status_of, statuses
-from jaxspeed.launch.status import status_table
+from jaxspeed.launch.state import NEVER, UNKNOWN, Statuses, status_of, statuses
 
 PENDING, RUNNING, ABSENT = Found(False), Found(True), None
 STARTED = event("started", detail="7")
@@ -40,7 +39,7 @@ def run(tmp_path):
 
 
 def ended(*codes, restart=0):
-  return {i: [event("ended", 30, restart, str(code))] for i, code in enumerate(codes)}
+  return {i: [event("ended", 30, restart, code=code)] for i, code in enumerate(codes)}
 
 
 # What is in the folder, what each answer of the scheduler makes of it (None: it was not asked, or
@@ -76,7 +75,7 @@ TABLE = {
     "",
   ),
   "gave up": (
-    {"notes": [STARTED, event("failed", 60, detail="1 a task ended with exit code 1")]},
+    {"notes": [STARTED, event("failed", 60, detail="a task ended with exit code 1", code=1)]},
     "failed failed failed failed",
     "a task ended with exit code 1",
   ),
@@ -227,20 +226,20 @@ def test_the_task_that_failed_first_is_named(run, codes, task, code):
 
 
 def test_exit_code_and_reason_of_the_script(run):
-  note = event("failed", 60, 0, "137 a task was killed by signal 9; not put back")
+  note = event("failed", 60, 0, "a task was killed by signal 9; not put back", code=137)
   status = failed(run, [note], tasks=ended(75, 137), logs={"batch.log": "at the end\n"})
   assert (status.exit_code, status.task) == (137, 1)
   assert status.detail == "a task was killed by signal 9; not put back"
   # The task has no log of its own.
   assert status.last_lines == ("at the end",)
   # 2 hides behind the codes of the tasks that were killed after it.
-  note = event("failed", 60, 0, "2 a task ended with 2")
+  note = event("failed", 60, 0, "a task ended with 2", code=2)
   assert failed(run, [note], "b", tasks=ended(143, 2)).task == 1
 
 
 def test_only_the_last_start_counts(run):
-  notes = [event("requeued", 900), event("started", 800, 1), event("failed", 60, 1, "1 why")]
-  tasks = {0: [*ended(137)[0], *ended(0, restart=1)[0]], 1: [event("ended", 30, 1, "1")]}
+  notes = [event("requeued", 900), event("started", 800, 1), event("failed", 60, 1, "why", code=1)]
+  tasks = {0: [*ended(137)[0], *ended(0, restart=1)[0]], 1: [event("ended", 30, 1, code=1)]}
   assert failed(run, notes, tasks=tasks).task == 1
 
 
@@ -323,14 +322,14 @@ def test_the_table(run):
     write_job(
       run,
       "c",
-      notes=[STARTED, event("failed", 60, detail="2 a task ended with 2")],
+      notes=[STARTED, event("failed", 60, detail="a task ended with 2", code=2)],
       tasks=ended(143, 2),
       logs={"1.log": "jaxspeed: no data in /x.\n"},
     ),
     write_job(run, "d", notes=[event("started", 9, detail="7")]),
   ]
-  lines = status_table([status_of(facts, RUNNING) for facts in jobs]).splitlines()
-  assert status_table([]).splitlines()[-1] == "0 jobs: none"
+  lines = str(Statuses(status_of(facts, RUNNING) for facts in jobs)).splitlines()
+  assert str(Statuses()).splitlines()[-1] == "0 jobs: none"
   assert lines[0].split() == ["job", "state", "epoch", "accuracy", "left", "restarts", "id"]
   assert lines[1].split() == ["a", "running", "4/20", "20.00", "%", "48", "s", "2", "7"]
   assert lines[2].split() == ["b", "cancelled:", "saving"]

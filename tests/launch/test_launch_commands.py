@@ -21,6 +21,7 @@ from fake_jobs import (
 from in_process import command, mistake
 from local_cluster import wait_until
 
+from jaxspeed.files import is_locked
 from jaxspeed.launch import command as module
 from jaxspeed.launch import local
 from jaxspeed.launch.command import FILES, jobset
@@ -51,7 +52,7 @@ def run(fake, tmp_path):
   """A run of a job that is done, one that failed, one that runs and one that waits."""
   folder = write_run(tmp_path)
   write_job(folder, "a", result=result_of(), overrides={"seed": 0}, **FAKE)
-  failed = [event("started"), event("failed", detail="1 a task ended with exit code 1")]
+  failed = [event("started"), event("failed", detail="a task ended with exit code 1", code=1)]
   write_job(folder, "b", notes=failed, logs={"0.log": "zero\n", "1.log": "one\n"}, **FAKE)
   fake.said = {"c": Found(True, "7"), "d": Found(False, "8")}
   row = {"epoch": 3, "step": 3, "examples": 3, "world": 1, "dawn_seconds": 1.0, "eval_top1": 0.25}
@@ -82,9 +83,9 @@ MISTAKES = [
   ("logs", ". is neither a run nor a job of one that you may read: write logs ROOT/RUN or"),
   ("logs {run}", "logs needs one job: logs RUN/JOB, or logs RUN JOB."),
   ("logs {run}/c", "{run}/c has no log yet: it has not started."),
-  ("cancel {run}", "cancel needs either jobs or --all: cancel RUN/JOB, or cancel RUN --all."),
+  ("cancel {run}", "name jobs, or ask for all: cancel --all"),
   ("cancel {run}/c {other}/a", "{other}/a belongs to another run than the first one: name one"),
-  ("retry {run}", "retry needs either jobs or --failed: retry RUN/JOB, or retry RUN --failed."),
+  ("retry {run}", "name jobs, or ask for all: cancel --all, retry --failed"),
   ("retry {run}/a", "{run}/a is done: only failed jobs are retried."),
   ("status {run}/x", "{run} has no job x: it has a, b, c and 1 more."),
   ("resume {run}", "{run} has no jobs of this machine: its scheduler starts them by itself"),
@@ -205,7 +206,7 @@ def test_logs(run):
   assert "0.log is a link" in mistake("launch", "logs", str(run / "b"))
   log.unlink()
   os.mkfifo(log)
-  assert "0.log is no file" in mistake("launch", "logs", str(run / "b"))
+  assert "0.log cannot be used (it is no regular file)" in mistake("launch", "logs", str(run / "b"))
 
 
 def test_a_log_is_followed_until_the_job_ends(run, fake, monkeypatch):
@@ -218,14 +219,14 @@ def test_a_log_is_followed_until_the_job_ends(run, fake, monkeypatch):
       with log.open("ab") as file:
         file.write((b"one\n", b"two \xc3", b"\xbc\n")[len(looks) - 1])
     if len(looks) == 100:
-      notes = [event("started"), event("failed", detail="1 why")]
+      notes = [event("started"), event("failed", detail="why", code=1)]
       write_events(run / "c" / "launch" / "job.jsonl", notes)
 
   # No second passes; the clock goes on with each look.
   monkeypatch.setattr(module.time, "sleep", sleep)
   monkeypatch.setattr(module.time, "monotonic", lambda: 1000 + sum(looks))
   assert launch("logs", run / "c", "-f") == "one\ntwo \u00fc\n"
-  assert 100 <= len(looks) <= 104
+  assert 100 <= len(looks) <= 120
   # The scheduler was asked twice a minute at most.
   assert [ask for ask in fake.asked if ask[0] == "states"] == [("states", "c")] * 2
 
@@ -290,20 +291,18 @@ def stopped(tmp_path):
 
 
 def test_resume(stopped):
-  note = (
-    f"note: no worker runs, see .launch/workers.log: python -m jaxspeed.launch resume {stopped}"
-  )
+  note = f"note: no worker runs, see .launch/worker.log: python -m jaxspeed.launch resume {stopped}"
   assert launch("status", stopped).splitlines()[-1] == note
   assert launch("resume", stopped) == "the run goes on\n"
-  wait_until(lambda: not local.workers_run(stopped), 60, "the end of the worker")
+  wait_until(lambda: not is_locked(stopped / ".launch" / local.WORKER), 60, "the worker's end")
   assert launch("status", stopped).splitlines()[-1] == "1 job: 1 done"
-  assert "; retry --failed starts those without a result" in launch("resume", stopped)
+  assert "retry --failed starts what failed again" in launch("resume", stopped)
 
 
 def test_resume_writes_into_no_link(stopped):
-  (stopped / ".launch" / "workers.log").symlink_to(stopped / "run.json")
+  (stopped / ".launch" / "worker.log").symlink_to(stopped / "run.json")
   before = (stopped / "run.json").read_bytes()
-  assert "workers.log is a link" in mistake("launch", "resume", str(stopped))
+  assert "worker.log is a link" in mistake("launch", "resume", str(stopped))
   assert (stopped / "run.json").read_bytes() == before
 
 
@@ -329,6 +328,6 @@ def test_submit_waits_and_fails_with_its_jobs(tmp_path, step, code):
 
 
 def test_resume_beside_a_worker(stopped):
-  with lock_elsewhere(stopped / ".launch" / "worker.0.lock"):
+  with lock_elsewhere(stopped / ".launch" / "worker.lock"):
     assert launch("resume", stopped) == "the run goes on\n"
   assert facts_of(stopped / "a").notes == []

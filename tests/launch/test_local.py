@@ -107,28 +107,29 @@ def test_fields_that_are_refused(fields, message):
   assert str(error.value).startswith(message)
 
 
-# Workers, as other processes see them
+# The worker and its jobs, as other processes see them
 
 
 def test_a_job_runs_while_a_process_of_it_lives(tmp_path):
   run = write_run(tmp_path)
   jobs = [write_job(run, "a"), write_job(run, "b")]
-  with lock_elsewhere(run / "a" / "launch" / "alive.lock"):
+  (run / ".launch" / "place.0.lock").write_text("b")
+  (run / ".launch" / "place.1.lock").write_text("a")
+  with lock_elsewhere(run / ".launch" / "place.1.lock"):
     assert Local().states(jobs, run) == {"a": Found(True), "b": Found(False)}
   assert Local().states(jobs[:1], run) == {"a": Found(False)}
 
 
-def test_workers_that_do_not_run_are_said(tmp_path):
+def test_a_worker_that_does_not_run_is_said(tmp_path):
   run = write_run(tmp_path)
   command = f"python -m jaxspeed.launch resume {run}"
-  assert Local().warning(run) == f"no worker runs, see .launch/workers.log: {command}"
-  with lock_elsewhere(run / ".launch" / "worker.1.lock"):
+  assert Local().warning(run) == f"no worker runs, see .launch/worker.log: {command}"
+  with lock_elsewhere(run / ".launch" / "worker.lock"):
     assert Local().warning(run) == ""
 
 
 def test_a_worker_that_does_not_start_leaves_its_lock(tmp_path, monkeypatch):
   run = write_run(tmp_path)
   monkeypatch.setattr(module.sys, "executable", program(tmp_path / "python", "#!/bin/sh\nexit 3\n"))
-  Local().begin(run, 1)
-  wait_until(lambda: not module.workers_run(run), 60, "the worker's end")
-  assert "no worker runs" in Local().warning(run)
+  Local().begin(run)
+  wait_until(lambda: "no worker runs" in Local().warning(run), 60, "the worker's end")

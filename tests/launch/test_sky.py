@@ -17,7 +17,7 @@ import pytest
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
 from jaxspeed.launch import record
 from jaxspeed.launch.executor import Found
-from jaxspeed.launch.sky import Sky, job_name, slug
+from jaxspeed.launch.sky import Sky, job_name
 
 MOUNTS = {"/runs": "gs://bucket/runs"}
 HERE = pathlib.Path("/")
@@ -93,7 +93,7 @@ def job(name: str = "lr=1", root: str = "/runs") -> record.Job:
 )
 def test_devices_and_nodes(fields, devices, nodes, gpu):
   sky = Sky(**fields)
-  assert (sky.devices(), sky.job_nodes) == (devices, nodes)
+  assert (sky.devices(), sky.nodes) == (devices, nodes)
   assert (sky.accelerator(), sky.sees_data()) == (gpu, False)
   # The path of the Python that submits means nothing on the machines.
   assert sky.python == "python"
@@ -107,9 +107,9 @@ def test_devices_and_nodes(fields, devices, nodes, gpu):
     ({"gpus": 8}, "Sky has no field gpus: it has price_per_hour, .*accelerators"),
     ({"accelerators": "8"}, r"Sky\(accelerators='8'\): it must be a kind of GPU"),
     ({"infra": "aws\nus"}, r"Sky\(infra=.*it must be text without line breaks"),
-    ({"mounts": ["/runs"]}, r"Sky\(mounts=.*a dict of paths on the machines"),
-    ({"mounts": {"runs": "gs://a"}}, "mounts has the path 'runs': write it absolute"),
-    ({"mounts": {"/runs/../a": "gs://a"}}, "mounts has the path"),
+    ({"mounts": ["/runs"]}, r"Sky\(mounts=.*a dict of absolute paths on the machines"),
+    ({"mounts": {"runs": "gs://a"}}, "Sky.mounts=.*: it must be a dict of absolute paths"),
+    ({"mounts": {"/runs/../a": "gs://a"}}, "Sky.mounts=.*: it must be a dict of absolute paths"),
   ],
 )
 def test_mistakes_in_fields(fields, sentence):
@@ -147,7 +147,7 @@ def test_a_task_has_what_the_fields_say(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   digest = job().digest
   assert sky.task(job(), "t0ken") == {
-    "name": "jaxspeed-lr-1",
+    "name": "jaxspeed-lr-1-t0ken",
     "num_nodes": 16,
     "resources": {
       "infra": "gcp/us-central1",
@@ -171,8 +171,12 @@ def test_a_task_has_what_the_fields_say(tmp_path, monkeypatch):
 
 
 def test_names_are_short_and_distinct_from_flags():
-  assert slug("imagenet18-4_peak=2.0_seed=1") == "imagenet18-4-peak-2.0-seed-1"
-  assert slug("_=_") == "job" and len(slug("x" * 100)) == 40
+  names = {
+    "imagenet18-4_peak=2.0_seed=1": "imagenet18-4-peak-2.0-seed-1",
+    "_=_": "job",
+    "x" * 100: "x" * 40,
+  }
+  assert [job_name(job(each), "t") for each in names] == [f"jaxspeed-{n}-t" for n in names.values()]
 
 
 def test_jobs_are_submitted_one_by_one_and_found_by_their_names(cloud):

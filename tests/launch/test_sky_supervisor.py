@@ -77,9 +77,12 @@ class Job:
     return [process.returncode for process in processes], outputs
 
   def notes(self, name: str = "job") -> list[tuple[str, int, str]]:
-    """What, restart and detail of each line of a record."""
+    """What, restart and detail (of a task: its exit code) of each line of a record."""
     events = read_lines(self.record / f"{name}.jsonl", Event)
-    return [(each.what, each.restart, each.detail) for each in events]
+    return [
+      (each.what, each.restart, each.detail if name == "job" else str(each.code or ""))
+      for each in events
+    ]
 
   def log(self, rank: int = 0) -> str:
     path = self.record / "logs" / f"{rank}.log"
@@ -101,7 +104,7 @@ def below(pid: int) -> list[int]:
     ("exit 85", REQUEUE, ("requeued", 0, SAVED)),
     ("kill -9 $$", LOST_PEER, ("requeued", 0, "killed by signal 9")),
     ("exit 0", REQUEUE, ("requeued", 0, "saved after SIGTERM, not finished")),
-    ("exit 2", MISTAKE, ("failed", 0, "2 ended with exit code 2")),
+    ("exit 2", MISTAKE, ("failed", 0, "ended with exit code 2")),
   ],
 )
 def test_what_follows_an_exit_code(tmp_path, act, code, note):
@@ -128,7 +131,7 @@ def test_two_processes_that_are_started_again_and_finish(tmp_path):
     ("done", 1, ""),
   ]
   for rank, output in enumerate(outputs):
-    starts = [("started", 0, ""), ("ended", 0, "85"), ("started", 1, ""), ("ended", 1, "0")]
+    starts = [("started", 0, ""), ("ended", 0, "85"), ("started", 1, ""), ("ended", 1, "")]
     assert job.notes(f"tasks/{rank}") == starts
     line = f"trainer {rank} of 2 at 10.0.0.1:61447"
     assert line in output and job.log(rank).count(line) == 2
@@ -200,7 +203,7 @@ def test_a_mistake_of_another_process_is_no_lost_process(tmp_path):
   job = Job(tmp_path, nodes=2)
   job.act(r0_0="sleep 0.2; exit 75", r1_0="exit 2")
   assert job.run()[0] == [MISTAKE, MISTAKE]
-  assert job.notes()[1:] == [("failed", 0, "2 task 1: ended with exit code 2")]
+  assert job.notes()[1:] == [("failed", 0, "task 1: ended with exit code 2")]
 
 
 def test_a_start_that_was_replaced_says_nothing(tmp_path):

@@ -55,12 +55,10 @@ def test_nothing_acts(run, words):
 
 def test_a_worker_takes_no_job_of_a_stranger(run):
   before = everything(run)
-  with open(run / ".launch" / "worker.0.lock", "w") as lock:
-    Worker(run, 0).work(os.dup(lock.fileno()))
-  assert {path.name for path in everything(run)} - {path.name for path in before} <= {
-    "lock",
-    "place.0.lock",
-  }
+  with open(run / ".launch" / "worker.lock", "w") as lock:
+    Worker(run).work(os.dup(lock.fileno()))
+  new = {path.name for path in everything(run)} - {path.name for path in before}
+  assert new <= {"lock", "worker.lock"}
 
 
 def test_a_change_of_what_was_submitted_breaks_the_seal(tmp_path):
@@ -135,7 +133,8 @@ def test_a_process_that_a_file_names_is_not_signalled(tmp_path, number):
   started = event("started", detail=number.format(other=other.pid))
   executor = local().to_dict()
   facts = write_job(run, "a", notes=[event("started")], tasks={0: [started]}, executor=executor)
-  with lock_elsewhere(facts.folder / "launch" / "alive.lock"):
+  (run / ".launch" / "place.0.lock").write_text("a")
+  with lock_elsewhere(run / ".launch" / "place.0.lock"):
     assert command("launch", "cancel", str(run), "--all").stdout == "cancelled a\n"
     assert other.poll() is None
   assert facts_of(facts.folder).cancelled

@@ -162,21 +162,16 @@ def test_a_new_command_is_for_jobs_that_have_ended(make, fake, root, capsys):
   assert {**now, "b": None} == {**before, "b": None}
 
 
-@pytest.mark.parametrize("exist, names", [("continue", {"run"}), ("new", {"run", "run.01"})])
-def test_a_run_that_exists(make, root, exist, names):
+def test_a_run_that_exists(make, fake, root):
   make("a").start()
-  make("a", exist=exist).start()
-  assert {path.name for path in root.iterdir()} == names
-  if exist == "new":
-    make("a", exist=exist).start()
-    assert (root / "run.02" / "run.json").is_file()
-
-
-def test_a_run_that_exists_is_refused_where_it_must_not(make, fake, root):
-  make("a", exist="error").start()
+  make("a").start()
+  assert {path.name for path in root.iterdir()} == {"run"}
+  for number in (1, 2):
+    make("a", exist="new").start()
+    assert (root / f"run.0{number}" / "run.json").is_file()
   with pytest.raises(UserError, match="run holds a run: choose another name, or exist='continue'"):
     make("a", exist="error").start()
-  assert [ask for ask in fake.asked if ask[0] == "submit"] == [("submit", "a")]
+  assert submitted(fake) == ["a"] * 3
 
 
 def test_a_second_process_is_refused(make, fake, root):
