@@ -23,7 +23,96 @@ from jaxspeed.launch.state import Statuses
 _EXIST = ("continue", "new", "error")
 
 
-class Run:
+class SubmittedRun:
+  """A run as its folder keeps it."""
+
+  name: str
+  root: pathlib.Path  # the folder of the run's folder
+
+  @property
+  def folder(self) -> pathlib.Path:
+    """The run's folder."""
+    return self.root / self.name
+
+  def wait(self) -> Statuses:
+    """Waits until all jobs have ended, or none will go on by itself; prints changes of states.
+
+    Ctrl-C ends the waiting; the jobs go on.
+    """
+    seen: dict[str, str] = {}
+    while True:
+      found = self.status()
+      for status in found:
+        if seen.get(status.name) != status.state:
+          detail = f", {status.detail}" if status.detail else ""
+          print(printable(f"{status.name}: {status.state}{detail}"))
+        seen[status.name] = status.state
+      if not any(map(found.goes_on, found)):
+        return found
+      time.sleep(found.pause)
+
+  def status(self) -> Statuses:
+    """The states of the jobs, in their order; `print` shows a table.
+
+    Raises:
+      UserError: the run does not exist yet, or its file is damaged.
+    """
+    return state.statuses(self.folder, runs.read_jobs(self.folder))
+
+  def cancel(self, names: Collection[str] = (), *, every: bool = False) -> list[str]:
+    """Cancels jobs, by their names or all; they save first. Returns which of them had not ended.
+
+    Raises:
+      UserError: there is no such job, somebody else submitted it, or a scheduler refuses.
+    """
+    with self._locked(names, every) as chosen:
+      jobs = [facts for facts in chosen if not facts.cancelled]
+      said, silent = state.ask(self.folder, jobs)
+      if silent:
+        raise UserError(f"{silent}: cancel when it does.")
+      found = {f.job.name: state.status_of(f, said.get(f.job.name, state.UNKNOWN)) for f in jobs}
+      going = [facts for facts in jobs if found[facts.job.name].state not in state.ENDED]
+      if ids := [each.id for f in going if (each := said.get(f.job.name)) and each.id]:
+        executor_of(going[0].job).cancel(ids)
+      if going:
+        runs.request(self.folder, "cancel", going)
+    return [facts.job.name for facts in going]
+
+  def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
+    """Submits jobs again, by their names or all that failed or were cancelled; returns which.
+
+    They resume from their checkpoints.
+
+    Raises:
+      UserError: there is no such job, it has not ended or is done, somebody else submitted it, or a
+        scheduler refuses.
+    """
+    with self._locked(names, failed) as jobs:
+      again = []
+      for facts, status in zip(jobs, state.statuses(self.folder, jobs), strict=True):
+        if status.state in ("failed", "cancelled") and status.detail != "saving":
+          again.append(facts)
+        elif not failed:
+          stands = "still saving" if status.detail == "saving" else status.state
+          raise UserError(f"{facts.folder} is {stands}: only failed jobs are retried.")
+      submit.submit(self.folder, again)
+    if again:
+      submit.begin(self.folder)
+    return [facts.job.name for facts in again]
+
+  @contextlib.contextmanager
+  def _locked(self, names: Collection[str], every: bool) -> Iterator[list[Facts]]:
+    """Holds the run's lock; yields its jobs of these names, on which this user may act."""
+    if every == bool(names):
+      raise UserError(
+        "name jobs, or ask for all: cancel --all, retry --failed; every=True and failed=True."
+      )
+    submit.check_own(runs.read_jobs(self.folder, names))
+    with runs.lock_run(self.folder, wait=30.0):
+      yield runs.read_jobs(self.folder, names)
+
+
+class Run(SubmittedRun):
   """An experiment of one or many jobs, each a training in the folder `root/NAME/JOB`.
 
   with Run("lr-sweep", executor=Slurm(nodes=2, gpus_per_node=8), root="/shared/runs") as run:
@@ -197,88 +286,6 @@ class Run:
       own = isinstance(planned.executor, Local)  # its script has the command itself
       found[job.folder] = script if own else f"{script}# which runs: {printable(command)}\n"
     return found
-
-  @property
-  def folder(self) -> pathlib.Path:
-    """The run's folder."""
-    return self.root / self.name
-
-  def wait(self) -> Statuses:
-    """Waits until all jobs have ended, or none will go on by itself; prints changes of states.
-
-    Ctrl-C ends the waiting; the jobs go on.
-    """
-    seen: dict[str, str] = {}
-    while True:
-      found = self.status()
-      for status in found:
-        if seen.get(status.name) != status.state:
-          detail = f", {status.detail}" if status.detail else ""
-          print(printable(f"{status.name}: {status.state}{detail}"))
-        seen[status.name] = status.state
-      if not any(map(found.goes_on, found)):
-        return found
-      time.sleep(found.pause)
-
-  def status(self) -> Statuses:
-    """The states of the jobs, in their order; `print` shows a table.
-
-    Raises:
-      UserError: the run does not exist yet, or its file is damaged.
-    """
-    return state.statuses(self.folder, runs.read_jobs(self.folder))
-
-  def cancel(self, names: Collection[str] = (), *, every: bool = False) -> list[str]:
-    """Cancels jobs, by their names or all; they save first. Returns which of them had not ended.
-
-    Raises:
-      UserError: there is no such job, somebody else submitted it, or a scheduler refuses.
-    """
-    with self._locked(names, every) as chosen:
-      jobs = [facts for facts in chosen if not facts.cancelled]
-      said, silent = state.ask(self.folder, jobs)
-      if silent:
-        raise UserError(f"{silent}: cancel when it does.")
-      found = {f.job.name: state.status_of(f, said.get(f.job.name, state.UNKNOWN)) for f in jobs}
-      going = [facts for facts in jobs if found[facts.job.name].state not in state.ENDED]
-      if ids := [each.id for f in going if (each := said.get(f.job.name)) and each.id]:
-        executor_of(going[0].job).cancel(ids)
-      if going:
-        runs.request(self.folder, "cancel", going)
-    return [facts.job.name for facts in going]
-
-  def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
-    """Submits jobs again, by their names or all that failed or were cancelled; returns which.
-
-    They resume from their checkpoints.
-
-    Raises:
-      UserError: there is no such job, it has not ended or is done, somebody else submitted it, or a
-        scheduler refuses.
-    """
-    with self._locked(names, failed) as jobs:
-      again = []
-      for facts, status in zip(jobs, state.statuses(self.folder, jobs), strict=True):
-        if status.state in ("failed", "cancelled") and status.detail != "saving":
-          again.append(facts)
-        elif not failed:
-          stands = "still saving" if status.detail == "saving" else status.state
-          raise UserError(f"{facts.folder} is {stands}: only failed jobs are retried.")
-      submit.submit(self.folder, again)
-    if again:
-      submit.begin(self.folder)
-    return [facts.job.name for facts in again]
-
-  @contextlib.contextmanager
-  def _locked(self, names: Collection[str], every: bool) -> Iterator[list[Facts]]:
-    """Holds the run's lock; yields its jobs of these names, on which this user may act."""
-    if every == bool(names):
-      raise UserError(
-        "name jobs, or ask for all: cancel --all, retry --failed; every=True and failed=True."
-      )
-    submit.check_own(runs.read_jobs(self.folder, names))
-    with runs.lock_run(self.folder, wait=30.0):
-      yield runs.read_jobs(self.folder, names)
 
 
 def _checked(executor: Any) -> Executor:
