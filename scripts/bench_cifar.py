@@ -8,22 +8,22 @@ In this order, and never two at once:
 1. `jaxspeed.train` in its own Python process, once with an empty cache of programs (the first
    compilation), then --cold_starts times with that cache. These runs have no warm-up; they are
    timed from the start of Python to the accuracy. One that ends below the target has not reached
-   it.
-2. Each peer's script, unchanged, in its own process and scratch folder, to the end of its warm-up
-   run, and `jaxspeed.train` to the end of its own. Then they are held (`run_held.py`).
-3. --runs rounds of one of our runs and one of each peer's, every other round backwards. Seconds
-   follow airbench's rule on both sides: whitening, training, final evaluation with its test-time
-   augmentation; no compiling, loading, warm-up or validation between epochs. Peers time
-   themselves by CUDA events; our clock is the host's, read when the device is done.
+   it. --cold_starts=0 leaves them out, and programs come from the usual cache.
+2. `jaxspeed.train`, to the end of its warm-up; then it is held (`run_held.py`).
+3. Peer after peer: its script, unchanged, in its own process and scratch folder, to the end of its
+   warm-up run; then --runs rounds of one of our runs and one of the peer's, every other round
+   backwards. Without peers, --runs of our runs. Seconds follow airbench's rule on both sides:
+   whitening, training, final evaluation with its test-time augmentation; no compiling, loading,
+   warm-up or validation between epochs. Peers time themselves by CUDA events; our clock is the
+   host's, read when the device is done.
 4. The matrix-product ceiling, and the operations of a run (`count_flops.py`).
 
-The report is written after every run: a benchmark that is cut off keeps what it has.
+The report is written after every step: a benchmark that is cut off keeps what it has.
 """
 
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -34,37 +34,38 @@ from typing import Any
 
 import benchmarking
 from absl import flags
-from cifar_sides import (
-  Ended,
-  Ours,
-  Peer,
-  Side,
-  find_peers,
-  write_peer_images,
-  write_recipe,
-)
+from cifar_sides import Ended, Ours, Peer, Side, find_peers, write_peer_images
 from ml_collections import ConfigDict
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.config.checks import to_flags
 from jaxspeed.errors import UserError
-from jaxspeed.models import make  # noqa: F401  registers the families of config.model
 from jaxspeed.records.statistics import p_value_of_at_most
 
+Report = benchmarking.Report
 _COUNT_FLOPS = pathlib.Path(__file__).resolve().with_name("count_flops.py")
 
 
-def time_starts(config: ConfigDict, starts: int, scratch: pathlib.Path) -> dict[str, Any]:
+def time_starts(
+  train: list[str], starts: int, target: float, scratch: pathlib.Path
+) -> dict[str, Any]:
   """Compile and process seconds of one run with an empty cache and `starts` runs with that cache.
 
   Compile seconds are summed over the threads that compile side by side.
 
+  Args:
+    train: the arguments of Python for a run, which name the cache.
+    starts: number of runs after the first.
+    target: the accuracy to reach.
+    scratch: a folder.
+
   Raises:
     UserError: a run failed.
   """
-  recipe, workdir, results = write_recipe(config, scratch / "recipe.py"), scratch / "cold", []
-  command = [sys.executable, "-m", "jaxspeed.train", f"--config={recipe}", "--config.warmup=off"]
+  workdir, results = scratch / "cold", []
   for _ in range(1 + starts):
-    done = subprocess.run([*command, f"--workdir={workdir}"], capture_output=True, text=True)
+    command = [sys.executable, *train, "--config.warmup=off", f"--workdir={workdir}"]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
       said = benchmarking.last(done.stderr)
       raise UserError(f"jaxspeed.train ended with code {done.returncode}: {said}")
@@ -74,6 +75,7 @@ def time_starts(config: ConfigDict, starts: int, scratch: pathlib.Path) -> dict[
   compiled = [result["seconds"]["compile"] for result in results]
   seconds = [result["seconds"]["process"] for result in results]
   accuracies = [result["top1"] for result in results[1:]]
+  reached = [s if a >= target else None for s, a in zip(seconds[1:], accuracies, strict=True)]
   return {
     "compile_s": {
       "first": compiled[0]["cold"],
@@ -82,96 +84,71 @@ def time_starts(config: ConfigDict, starts: int, scratch: pathlib.Path) -> dict[
     "process_s": {
       "first": seconds[0],
       "cached": seconds[1:],
-      "to_target": [
-        each if accuracy >= config.target else None
-        for each, accuracy in zip(seconds[1:], accuracies, strict=True)
-      ],
+      "to_target": reached,
       "accuracy": accuracies,
     },
   }
 
 
-def count_tflop(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | None:
-  """10^12 operations of a run: as XLA counts them, and with the products of padding.
+def count_tflop(recipe: list[str], resolved: ConfigDict, folder: pathlib.Path) -> float | None:
+  """10^12 operations of a run, by `count_flops.py` in a process of its own, without the GPU.
 
-  Counts in a process of its own, without the GPU. If that fails, prints why and returns None.
+  If that fails, prints why and returns None.
   """
-  counted = config.copy_and_resolve_references()
-  counted.tune_on = "test"  # the resolved numbers of images are those without the hold-out
-  recipe, out = write_recipe(counted, folder / "counted.py"), folder / "tflop.json"
-  done = subprocess.run(
-    [sys.executable, str(_COUNT_FLOPS), f"--config={recipe}", f"--out={out}"],
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    capture_output=True,
-    text=True,
-  )
+  out, data = folder / "tflop.json", resolved.data
+  # The numbers of images that the run has counted, which are those without the hold-out.
+  images = {"data.train_images": data.train_images, "data.eval_images": data.eval_images}
+  command = [sys.executable, str(_COUNT_FLOPS), *recipe, *to_flags(images | {"tune_on": "test"})]
+  done = subprocess.run([*command, f"--out={out}"], capture_output=True, text=True)
   if done.returncode:
     print(f"operations are not counted: {benchmarking.last(done.stderr)}")
     return None
-  counts = json.loads(out.read_text())
-  return {
-    "total": counts["tflop"]["total"],
-    "with_padding": counts["tflop_with_padding"]["total"],
-  }
+  total: float = json.loads(out.read_text())["tflop_with_padding"]["total"]
+  return total
 
 
-def take_part(side: Side, do: Callable[[], None]) -> None:
-  """Does something with a side, unless it has failed; a peer that fails is left out from then on.
-
-  Raises:
-    UserError: our own side failed.
-  """
-  if side.failed:
-    return
-  try:
-    do()
-  except Ended as error:
-    if isinstance(side, Ours):
-      raise UserError(f"jaxspeed.train: {error}") from None
-    side.failed = str(error)
-    side.close()
-    print(f"{side.name} is left out from here on: {error}", flush=True)
-
-
-def run_rounds(sides: list[Side], rounds: int, save: Callable[[], None]) -> None:
-  """Lets the sides make their runs in turns; calls `save` after each run once there is one of ours.
+def take_turns(sides: list[Side], rounds: int, save: Callable[[], None]) -> None:
+  """Lets the sides make their runs in turns; calls `save` after each.
 
   Args:
     sides: ours first.
     rounds: runs of each.
     save: what keeps the runs so far.
   """
-  for number, side in benchmarking.turns(sides, rounds):
-    take_part(side, lambda side=side, number=number: side.run(number))
-    if sides[0].runs:
-      save()
+  for _, side in benchmarking.turns(sides, rounds):
+    side.run()
+    save()
 
 
-def report_of(sides: list[Side], target: float) -> dict[str, Any]:
-  """The report on the rounds so far: each side, and the ratio of our seconds to each peer's."""
-  summaries: dict[str, Any] = {side.name: {} for side in sides}
-  ours = [run.seconds for run in sides[0].runs]
-  for side in sides:
-    summary = summaries[side.name]
-    if side.runs:
-      seconds = [run.seconds for run in side.runs]
-      accuracies = [run.accuracy for run in side.runs]
-      summary["seconds"] = benchmarking.interval(seconds)
-      summary["accuracy"] = benchmarking.interval(accuracies)
-      summary["runs"] = [dataclasses.asdict(run) for run in side.runs]
-      if side is not sides[0]:
-        mean = summaries[sides[0].name]["seconds"]["mean"]
-        summary["ratio"] = mean / summary["seconds"]["mean"]
-        summary["ratio_of_rounds"] = benchmarking.ratio_of_rounds(ours, seconds)
-      elif len(ours) > 1:
-        summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, target)
-    if side.failed:
-      summary["failed"] = side.failed
-  summary = summaries.pop(sides[0].name)
-  return {"n": len(ours), "target": target, "jaxspeed": summary, "peers": summaries}
+def summary_of(side: Side) -> dict[str, Any]:
+  """The runs of a side, with the means of their seconds and accuracies."""
+  if not side.runs:
+    return {}
+  return {
+    "seconds": benchmarking.interval([run.seconds for run in side.runs]),
+    "accuracy": benchmarking.interval([run.accuracy for run in side.runs]),
+    "runs": [dataclasses.asdict(run) for run in side.runs],
+  }
 
 
-def said_of(report: dict[str, Any]) -> list[tuple[str, str]]:
+def of_ours(ours: Side, target: float) -> dict[str, Any]:
+  """The part of the report that says what our runs took."""
+  summary, accuracies = summary_of(ours), [run.accuracy for run in ours.runs]
+  if len(accuracies) > 1:
+    summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, target)
+  return {"n": len(ours.runs), "target": target, "jaxspeed": summary}
+
+
+def of_peer(peer: Side, ours: list[float]) -> dict[str, Any]:
+  """What a peer's runs took, and the ratio of `ours`, our seconds in the same rounds, to it."""
+  summary, theirs = summary_of(peer), [run.seconds for run in peer.runs]
+  if theirs and ours:
+    ratio = benchmarking.ratio_of_rounds(ours, theirs)
+    summary |= {"ours": benchmarking.interval(ours), "ratio_of_rounds": ratio}
+  return summary
+
+
+def said_of(report: Report) -> list[tuple[str, str]]:
   """What was measured so far, each with its figure; accuracies in lines of their own."""
   found = []
   config = report["config"]
@@ -207,82 +184,108 @@ def said_of(report: dict[str, Any]) -> list[tuple[str, str]]:
   return found
 
 
-def write(out: str, report: dict[str, Any]) -> None:
+def write(out: str, report: Report) -> None:
   benchmarking.write_report(out, report | {"said": said_of(report)})
 
 
-def start_peers(
-  given: Any, config: ConfigDict, scratch: pathlib.Path, stack: contextlib.ExitStack
-) -> list[Side]:
-  """The peers, each compiled and warmed up, one after another; the stack closes them."""
-  scripts, peers = find_peers(given.peer), []
-  if scripts:
-    from jaxspeed.run.setup import open_data
+def run_beside(
+  name: str, script: pathlib.Path, ours: Ours, given: Any, report: Report, scratch: pathlib.Path
+) -> None:
+  """Our runs and a peer's in turns; a peer that fails is left out from then on.
 
-    if problem := write_peer_images(open_data(config), scratch / "images"):
-      print(f"the peers have no images: {problem}")
-  for number, (name, script) in enumerate(scripts.items()):
-    folder, start = scratch / f"peer_{number}", time.perf_counter()
-    folder.mkdir()
-    (folder / "cifar10").symlink_to(scratch / "images", target_is_directory=True)
-    peer = Peer(name, script, folder, seconds=given.peer_seconds)
-    stack.callback(peer.close)
-    take_part(peer, peer.warm_up)
-    if not peer.failed:
-      print(f"{name}: compiled and warmed up in {time.perf_counter() - start:.1f} s", flush=True)
-    peers.append(peer)
-  return peers
+  Args:
+    name: the peer's in the report.
+    script: its file.
+    ours: our side, held.
+    given: the values of the flags.
+    report: gets both sides' runs, and is written after each.
+    scratch: a folder that holds images/ for the peer.
+
+  Raises:
+    UserError: our own side failed.
+  """
+  first, start, folder = len(ours.runs), time.perf_counter(), scratch / name.replace("/", "_")
+  folder.mkdir()
+  (folder / "cifar10").symlink_to(scratch / "images", target_is_directory=True)
+  with contextlib.closing(Peer(script, folder, seconds=given.peer_seconds)) as peer:
+
+    def save(**more: str) -> None:
+      beside = [run.seconds for run in ours.runs[first:]]
+      report["peers"][name] = of_peer(peer, beside) | more
+      report.update(of_ours(ours, report["target"]), device=ours.result.get("device"))
+      write(given.out, report)
+
+    try:
+      print(f"{name}: compiles and warms up", flush=True)
+      peer.wait()
+      print(f"{name}: warm after {time.perf_counter() - start:.1f} s", flush=True)
+      take_turns([ours, peer], given.runs, save)
+    except Ended as error:
+      save(failed=str(error))
+      print(f"{name} is left out from here on: {error}", flush=True)
 
 
-def bench(config: ConfigDict, given: Any, scratch: pathlib.Path) -> dict[str, Any]:
+def bench(
+  config: ConfigDict, recipe: list[str], given: Any, scratch: pathlib.Path
+) -> dict[str, Any]:
   """Runs the whole benchmark; returns its report, and writes it to --out.
 
   Args:
     config: the recipe's.
+    recipe: the words of a command line that name it, with what it overrides.
     given: the values of the flags.
     scratch: an empty folder.
 
   Raises:
     UserError: a mistake in the config, or our own run failed.
   """
-  # A new cache, so that the first compilation does compile.
-  config.compile_cache = config.compile_cache or str(scratch / "programs")
-  report: dict[str, Any] = {
+  train = ["-m", "jaxspeed.train", *recipe]
+  if given.cold_starts:
+    # On the command line, since a stored config names no cache; a new one, so that the first
+    # compilation does compile.
+    train.append(f"--config.compile_cache={scratch / 'programs'}")
+  report: Report = {
     "what": "Whole runs by airbench's clock (whitening, training, final evaluation), ours and the "
     "peers' in turns on one machine; written by scripts/bench_cifar.py.",
     "config": config.name,
+    "target": config.target,
+    "peers": {},
   } | benchmarking.environment()
-  find_peers(given.peer)  # so that a mistake is told at once
+  peers = find_peers(given.peer)
   if given.cold_starts:
-    report["starts"] = time_starts(config, given.cold_starts, scratch)
+    report["starts"] = time_starts(train, given.cold_starts, config.target, scratch)
     write(given.out, report)
-  with contextlib.ExitStack() as stack:
-    peers = start_peers(given, config, scratch, stack)
-    alone = all(peer.failed for peer in peers)
-    ours = stack.enter_context(
-      contextlib.closing(Ours(config, given.runs, scratch / "ours", alone=alone))
-    )
-    sides = [ours, *peers]
+  if peers:
+    from jaxspeed.run.setup import open_data
+
+    if problem := write_peer_images(open_data(config), scratch / "images"):
+      print(f"the peers have no images: {problem}")
+  runs = given.runs * max(1, len(peers))
+  with contextlib.closing(Ours(train, runs, scratch, alone=not peers)) as ours:
+    print("jaxspeed: compiles and warms up", flush=True)
+    ours.warm_up()
 
     def save() -> None:
-      report["device"] = ours.result["device"]
-      write(given.out, report | report_of(sides, config.target))
+      report.update(of_ours(ours, config.target), device=ours.result["device"])
+      write(given.out, report)
 
-    take_part(ours, ours.warm_up)
-    run_rounds(sides, given.runs, save)
+    for name, script in peers.items():
+      run_beside(name, script, ours, given, report, scratch)
+    if not ours.runs:
+      take_turns([ours], given.runs, save)
   resolved = ours.config
-  report |= report_of(sides, config.target) | {
+  report |= {
     "precision": resolved.precision,
     "memory_gb": ours.memory_gb,
     "ceiling_tflops": benchmarking.matrix_product_tflops(resolved.precision),
-    "tflop": count_tflop(resolved, scratch),
   }
-  if report["tflop"]:
-    # Products of padding count, as in published figures: a GPU computes them too.
-    achieved = report["tflop"]["with_padding"] / report["jaxspeed"]["seconds"]["mean"]
-    share = achieved / report["ceiling_tflops"]
-    report |= {"achieved_tflops": achieved, "share_of_ceiling": share}
   write(given.out, report)
+  # Last, as it takes seconds in which the device has nothing to do.
+  if tflop := count_tflop(recipe, resolved, scratch):
+    achieved = tflop / report["jaxspeed"]["seconds"]["mean"]
+    share = achieved / report["ceiling_tflops"]
+    report |= {"tflop": tflop, "achieved_tflops": achieved, "share_of_ceiling": share}
+    write(given.out, report)
   return report
 
 
@@ -306,7 +309,8 @@ def main() -> None:
       raise UserError(f"config.data.feed={config.data.feed!r}: only sets in memory are timed here.")
     if config.runs != 1:
       raise UserError(f"config.runs={config.runs}: say --runs={config.runs} here.")
-    for what, figure in said_of(bench(config, flags.FLAGS, scratch)):
+    recipe = [f"--config={flags.FLAGS['config'].value}", *to_flags(config_flag.overrides)]
+    for what, figure in said_of(bench(config, recipe, flags.FLAGS, scratch)):
       print(f"{what}: {figure}")
 
   benchmarking.run(run)

@@ -22,7 +22,7 @@ import optax
 import rich.table
 import torch
 import torch_peers
-from side_by_side import Prepared, Worker, time_in_turns
+from side_by_side import Prepared, process, time_in_turns
 
 from jaxspeed.devices import options
 from jaxspeed.devices.mesh import keep_host_memory
@@ -131,7 +131,7 @@ def main():
   flags = parser.parse_args()
 
   makes = {name: functools.partial(make_step, name, flags) for name in (TORCH, KEPT, OURS)}
-  timings = time_in_turns(makes, lambda: Worker(3600), turns=flags.steps, turn_seconds=0)
+  timings = time_in_turns(makes, process, turns=flags.steps, turn_seconds=0)
   for name, timing in timings.items():
     if timing.failed:
       raise SystemExit(f"{name}: {timing.failed}")

@@ -20,9 +20,7 @@ of its own on one core, one after the other, and times it after a few batches. C
 because wall time on a shared machine includes its neighbours' work.
 """
 
-import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import pathlib
@@ -36,7 +34,7 @@ import numpy as np
 import PIL.Image
 from absl import flags
 from input_pipelines import PIPELINES, YARDSTICKS, Task, missing_module
-from side_by_side import Worker, WorkerFailed
+from side_by_side import SideFailed, ask, process
 
 from jaxspeed.errors import UserError
 from jaxspeed.records import provenance
@@ -50,7 +48,6 @@ _ENVIRONMENT = {
   "TF_CPP_MIN_LOG_LEVEL": "3",
   "TF_ENABLE_ONEDNN_OPTS": "0",  # as jaxspeed sets it
 }
-_MOST_SECONDS = 3600.0  # for one timing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,11 +160,10 @@ def time_in_turns(tasks: list[Task], rounds: int) -> dict[str, list[Timing]]:
   """Timings of each task's pipeline, one per round, each in a fresh process."""
   timings: dict[str, list[Timing]] = {task.pipeline: [] for task in tasks}
   for number, task in benchmarking.turns(tasks, rounds):
-    function = functools.partial(measure, dataclasses.replace(task, seed=number))
-    with contextlib.closing(Worker(_MOST_SECONDS)) as worker:
+    with process() as side:
       try:
-        timings[task.pipeline].append(worker.ask("call", function=function))
-      except WorkerFailed as error:
+        timings[task.pipeline].append(ask(side, measure, dataclasses.replace(task, seed=number)))
+      except SideFailed as error:
         raise UserError(f"{task.pipeline} fails ({error}): leave it out of --pipelines.") from None
   return timings
 

@@ -10,31 +10,18 @@ command buffers. An option that this version of XLA refuses is left out, with XL
 
 import functools
 import pathlib
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import benchmarking
 import step_program
 from absl import flags
-from side_by_side import Here, Timing, time_in_turns
+from side_by_side import time_in_turns
 
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
 
-
-def rows_of(timings: dict[str, Timing]) -> list[dict[str, Any]]:
-  """A row for each option: milliseconds a step, and its ratio to the plain step's turn by turn."""
-  rows = []
-  for option, timing in timings.items():
-    row: dict[str, Any] = {"option": option}
-    if timing.failed:
-      row["failed"] = timing.failed
-    else:
-      milliseconds = [1e3 * s / timing.prepared["steps"] for s in timing.step_s]
-      row["milliseconds"] = benchmarking.interval(milliseconds)
-      if option:
-        row["ratio"] = benchmarking.ratio_of_rounds(timing.step_s, timings[""].step_s)
-    rows.append(row)
-  return rows
+PLAIN = "XLA as it is"
 
 
 def main() -> None:
@@ -51,30 +38,35 @@ def main() -> None:
     use_cache("")
     step = make_step("")
     prepare = functools.partial(step_program.prepare, step, steps=steps.value)
-    makes = {
-      option: functools.partial(prepare, *filter(None, [option])) for option in options.value
-    }
-    makes = {"": prepare} | makes
-    timings = time_in_turns(makes, Here, turns=turns.value, turn_seconds=turn_seconds.value)
-    plain = timings[""]
+    makes = {PLAIN: prepare, **{each: functools.partial(prepare, each) for each in options.value}}
+    timings = time_in_turns(
+      makes, lambda: ThreadPool(1), turns=turns.value, turn_seconds=turn_seconds.value
+    )
+    plain = timings[PLAIN]
     if plain.failed:
       raise UserError(f"the step without options fails ({plain.failed}).")
+    rows: list[dict[str, Any]] = []
     report = {
       "what": f"scripts/bench_options.py: {__doc__.split(chr(10))[0]}",
       **step.describe(),
       "steps": plain.prepared["steps"],
       **benchmarking.environment(),
-      "rows": rows_of(timings),
+      "rows": rows,
     }
-    for row in report["rows"]:
-      what = f"a step of `{report['config']}`, {row['option'] or 'XLA as it is'}"
-      if "failed" in row:
-        figure = f"failed: {row['failed']}"
+    for option, timing in timings.items():
+      row: dict[str, Any] = {"option": option}
+      if timing.failed:
+        row["failed"] = timing.failed
+        figure = f"failed: {timing.failed}"
       else:
+        milliseconds = [1e3 * s / timing.prepared["steps"] for s in timing.step_s]
+        row["milliseconds"] = benchmarking.interval(milliseconds)
+        row["ratio"] = benchmarking.ratio_of_rounds(timing.step_s, plain.step_s)
         figure = f"{benchmarking.show(row['milliseconds'], '.3f')} ms"
-        if row["option"]:
-          figure += f", {benchmarking.show(row['ratio'], '.3f')} of XLA as it is"
-      benchmarking.say(report, what, figure)
+        if timing is not plain:
+          figure += f", {benchmarking.show(row['ratio'], '.3f')} of {PLAIN}"
+      rows.append(row)
+      benchmarking.say(report, f"a step of `{report['config']}`, {option}", figure)
     benchmarking.write_report(out.value, report)
 
   benchmarking.run(bench)

@@ -1,7 +1,6 @@
 """Time a training step of ResNet-50 at every image size, here and in PyTorch, in turns.
 
-    python scripts/bench_resnet50.py --sizes=128,160,192,224,288 --batches=256,512,128,64 \\
-        --out=resnet50.json
+    python scripts/bench_resnet50.py --size=128 --size=224 --batch=256 --out=resnet50.json
 
 A step is forward, backward and SGD with momentum and weight decay, on a batch of uint8 noise that
 lies on the device. Ours is the step of `jaxspeed.train` on a stream, with its normalisation and its
@@ -12,10 +11,10 @@ Each framework has a process of its own for each size and batch; a process pause
 computes. A framework that runs out of memory beside the other has a row that says so: time it alone
 with --frameworks. Steps with other options of a recipe are timed by bench_options.py.
 
-The report is written after every row: a benchmark that is cut off keeps what it has.
+The report is written when a framework is ready, then with a first estimate of its step, and after
+its turns: a benchmark that is cut off keeps what it has.
 """
 
-import contextlib
 import functools
 import itertools
 import os
@@ -25,7 +24,7 @@ from typing import Any
 import benchmarking
 from absl import flags
 from resnet50_steps import STAGES, Shape, make_jax_step, make_torch_step, training_flops
-from side_by_side import Timing, Worker, WorkerFailed, time_in_turns
+from side_by_side import SideFailed, Timing, ask, process, time_in_turns
 
 from jaxspeed.errors import UserError
 
@@ -36,10 +35,11 @@ def rows_of(
   """A row for each framework: images per second and operations, or why there are none.
 
   Args:
+    timings: by framework; one without turns, because the benchmark was cut off, has an estimate.
     flops: operations of a step per image.
     ceiling: 10^12 operations per second of a matrix product.
   """
-  rows = []
+  rows, theirs = [], timings.get("torch", Timing()).step_s
   for framework, timing in timings.items():
     row: dict[str, Any] = {
       "size": shape.size,
@@ -47,104 +47,17 @@ def rows_of(
       "framework": framework,
       **timing.prepared,
     }
-    row.pop("step_s", None)
-    if timing.failed is not None:
+    if timing.failed:
       row["failed"] = timing.failed
-    else:
-      images_per_s = benchmarking.interval([shape.batch / seconds for seconds in timing.step_s])
+    elif timing.prepared:
+      seconds = timing.step_s or [row.pop("step_s")]
+      images_per_s = benchmarking.interval([shape.batch / each for each in seconds])
       tflops = flops * images_per_s["mean"] / 1e12
       row |= {"images_per_s": images_per_s, "tflops": tflops, "share_of_ceiling": tflops / ceiling}
+      if theirs and timing.step_s and framework != "torch":
+        row["times_torch"] = benchmarking.ratio_of_rounds(theirs, timing.step_s)
     rows.append(row)
   return rows
-
-
-def ratios_of(shape: Shape, timings: dict[str, Timing], baseline: str) -> list[dict[str, Any]]:
-  """Ratios of the others' images per second to the baseline's, turn by turn."""
-  base = timings[baseline]
-  if base.failed is not None:
-    return []
-  return [
-    {
-      "size": shape.size,
-      "batch": shape.batch,
-      "of": framework,
-      "to": baseline,
-      "ratio": benchmarking.ratio_of_rounds(base.step_s, timing.step_s),
-    }
-    for framework, timing in timings.items()
-    if framework != baseline and timing.failed is None
-  ]
-
-
-def measure(shapes: list[Shape]) -> dict[str, Any]:
-  """The rate of a matrix product, the device, and the operations of each step per image."""
-  from jaxspeed.records import provenance
-
-  tflops = benchmarking.matrix_product_tflops(shapes[0].precision)
-  flops = [training_flops(shape) for shape in shapes]
-  return {"tflops": tflops, "device": provenance.describe_device(), "flops": flops}
-
-
-def bench(scratch: pathlib.Path) -> None:
-  """Runs the whole benchmark.
-
-  Raises:
-    UserError: a size is no number, or the ceiling cannot be measured.
-  """
-  given: Any = flags.FLAGS
-  # JAX would reserve three quarters of the memory, but the other framework needs half of it.
-  os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-
-  sizes = benchmarking.numbers("sizes", given.sizes, int)
-  batches = benchmarking.numbers("batches", given.batches, int)
-  net = (given.depth, given.width, given.precision)
-  shapes = [Shape(size, batch, *net) for batch, size in itertools.product(batches, sizes)]
-
-  def make_worker() -> Worker:
-    return Worker(given.answer_seconds)
-
-  with contextlib.closing(make_worker()) as worker:
-    try:
-      ceiling = worker.ask("call", function=functools.partial(measure, shapes))
-    except WorkerFailed as error:
-      raise UserError(f"the ceiling cannot be measured: {error}.") from None
-  rows: list[dict[str, Any]] = []
-  ratios: list[dict[str, Any]] = []
-  report: dict[str, Any] = {
-    "what": "Training steps of ResNet-50 on noise, forward, backward and optimizer, ours and "
-    "PyTorch's in turns on one machine; written by scripts/bench_resnet50.py.",
-    "device": ceiling["device"],
-    **benchmarking.environment(),
-    "net": f"ResNet-{given.depth}, width {given.width}",
-    "precision": given.precision,
-    "mode": given.mode,
-    "turns": given.turns,
-    "ceiling_tflops": ceiling["tflops"],
-    "rows": rows,
-    "ratios": ratios,
-  }
-  for shape, flops in zip(shapes, ceiling["flops"], strict=True):
-    makes = {
-      "jaxspeed": functools.partial(make_jax_step, shape),
-      "torch": functools.partial(make_torch_step, shape, given.mode),
-    }
-    timings = time_in_turns(
-      {framework: makes[framework] for framework in given.frameworks},
-      make_worker,
-      turns=given.turns,
-      turn_seconds=given.turn_seconds,
-    )
-    found = rows_of(shape, timings, flops=flops, ceiling=ceiling["tflops"])
-    compared = ratios_of(shape, timings, given.frameworks[-1])  # PyTorch, if it is there
-    ratios += compared
-    rows += found
-    where = f"{report['net']}, {shape.size} px, batch {shape.batch}"
-    for row in found:
-      benchmarking.say(report, f"{where}, {row['framework']}", said(row))
-    for row in compared:
-      ratio = f"{benchmarking.show(row['ratio'], '.3f')} times its images/s"
-      benchmarking.say(report, f"{where}, {row['of']} beside {row['to']}", ratio)
-    benchmarking.write_report(given.out, report)
 
 
 def said(row: dict[str, Any]) -> str:
@@ -152,16 +65,90 @@ def said(row: dict[str, Any]) -> str:
   if "failed" in row:
     return f"failed: {row['failed']}"
   memory = "" if row["memory_gb"] is None else f", {row['memory_gb']:.1f} GB"
+  ratio = row.get("times_torch")
+  beside = "" if ratio is None else f", {benchmarking.show(ratio, '.3f')} times torch's images/s"
   return (
     f"{benchmarking.show(row['images_per_s'], '.0f')} images/s, {row['tflops']:.3g} TFLOP/s, "
     f"{row['share_of_ceiling']:.1%} of the matrix ceiling, compiled in {row['compile_s']:.0f} s"
-    f"{memory}"
+    f"{memory}{beside}"
   )
 
 
+def measure(shapes: list[Shape]) -> tuple[float, str, list[float]]:
+  """The rate of a matrix product, the device, and the operations of each step per image."""
+  from jaxspeed.records import provenance
+
+  tflops = benchmarking.matrix_product_tflops(shapes[0].precision)
+  return tflops, provenance.describe_device(), [training_flops(shape) for shape in shapes]
+
+
+def time_shape(shape: Shape, flops: float, given: Any, report: benchmarking.Report) -> None:
+  """Adds the rows of a shape to the report, and writes it whenever there is more."""
+  before, makes = (
+    report["rows"],
+    {
+      "jaxspeed": functools.partial(make_jax_step, shape),
+      "torch": functools.partial(make_torch_step, shape, given.mode),
+    },
+  )
+
+  def keep(timings: dict[str, Timing]) -> list[dict[str, Any]]:
+    rows = rows_of(shape, timings, flops=flops, ceiling=report["ceiling_tflops"])
+    report["rows"] = before + rows
+    benchmarking.write_report(given.out, report)
+    return rows
+
+  timings = time_in_turns(
+    {framework: makes[framework] for framework in given.frameworks},
+    process,
+    turns=given.turns,
+    turn_seconds=given.turn_seconds,
+    answer_seconds=given.answer_seconds,
+    on_ready=keep,
+  )
+  for row in keep(timings):
+    where = f"{report['net']}, {shape.size} px, batch {shape.batch}, {row['framework']}"
+    benchmarking.say(report, where, said(row))
+  benchmarking.write_report(given.out, report)
+
+
+def bench(scratch: pathlib.Path) -> None:
+  """Runs the whole benchmark.
+
+  Raises:
+    UserError: the ceiling cannot be measured.
+  """
+  given: Any = flags.FLAGS
+  # JAX would reserve three quarters of the memory, but the other framework needs half of it.
+  os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+  net = (given.depth, given.width, given.precision)
+  shapes = [Shape(s, b, *net) for b, s in itertools.product(given.batch, given.size)]
+  report: benchmarking.Report = {
+    "what": "Training steps of ResNet-50 on noise, forward, backward and optimizer, ours and "
+    "PyTorch's in turns on one machine; written by scripts/bench_resnet50.py.",
+    **benchmarking.environment(),
+    "net": f"ResNet-{given.depth}, width {given.width}",
+    "precision": given.precision,
+    "mode": given.mode,
+    "turns": given.turns,
+    "rows": [],
+    "said": [],
+  }
+  benchmarking.write_report(given.out, report)
+  print("the matrix ceiling is measured", flush=True)
+  with process() as side:
+    try:
+      ceiling, device, flops = ask(side, measure, shapes, seconds=given.answer_seconds)
+    except SideFailed as error:
+      raise UserError(f"the ceiling cannot be measured: {error}.") from None
+  report |= {"device": device, "ceiling_tflops": ceiling}
+  for shape, flops_of_image in zip(shapes, flops, strict=True):
+    time_shape(shape, flops_of_image, given, report)
+
+
 def main() -> None:
-  flags.DEFINE_list("sizes", ["128", "160", "192", "224", "288"], "Pixels.")
-  flags.DEFINE_list("batches", ["256", "512", "128", "64"], "Of the device.")
+  flags.DEFINE_multi_integer("size", [224], "Pixels; repeatable.", lower_bound=32)
+  flags.DEFINE_multi_integer("batch", [256], "Of the device; repeatable.", lower_bound=1)
   frameworks = ["jaxspeed", "torch"]
   benchmarking.define_choices("frameworks", frameworks, frameworks, "What is timed.")
   flags.DEFINE_integer("turns", 5, "Of each, timed.", lower_bound=1)

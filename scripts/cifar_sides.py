@@ -25,12 +25,6 @@ from jaxspeed.records.writer import read_metrics
 
 _RUN_HELD = pathlib.Path(__file__).resolve().with_name("run_held.py")
 _PEER_SCRIPTS = ("airbench94_muon.py", "cifar10_speedrun.py")
-_RECIPE = """\
-import pathlib
-from jaxspeed.config import stored
-def get_config():
-  return stored.load(pathlib.Path({path!r}))
-"""
 # The row that airbench prints after a run; the line that `jaxspeed.train` prints before one.
 _END_OF_RUN = r"\|.*\|\s*eval\s*\|"
 _START_OF_RUN = r"run \d+ of \d+, seed"
@@ -60,7 +54,6 @@ class Side:
   """A process that makes many runs, and pauses after each line of a pattern (`run_held.py`).
 
   Args:
-    name: the side in the report.
     arguments: what to run: the arguments of run_held.py after the pattern.
     pattern: regular expression of the lines.
     folder: where it runs.
@@ -69,12 +62,10 @@ class Side:
 
   Attributes:
     runs: its runs so far.
-    failed: why it takes no more turns; '': it does.
   """
 
   def __init__(
     self,
-    name: str,
     arguments: list[str],
     *,
     pattern: str,
@@ -82,9 +73,7 @@ class Side:
     seconds: float,
     **environment: str,
   ) -> None:
-    self.name = name
     self.runs: list[Run] = []
-    self.failed = ""
     self._pattern, self._seconds = re.compile(pattern), seconds
     self._errors = tempfile.TemporaryFile("w+")
     self._process = subprocess.Popen(
@@ -106,16 +95,8 @@ class Side:
       self._lines.put(line.rstrip("\n"))
     self._lines.put(None)
 
-  def warm_up(self) -> None:
-    """Waits until it has compiled and pauses.
-
-    Raises:
-      Ended: it failed.
-    """
-    self.wait()
-
-  def run(self, number: int) -> None:
-    """Lets it do run `number`, counted from 0, and adds it to `runs`.
+  def run(self) -> None:
+    """Lets it do its next run, and adds that to `runs`.
 
     Raises:
       Ended: it failed.
@@ -124,9 +105,10 @@ class Side:
     with contextlib.suppress(OSError):  # `wait` says why it has ended
       self._process.stdin.write("\n")
       self._process.stdin.flush()
-    self.runs.append(self._read_run(number))
+    self.runs.append(self._read_run(self.wait()))
 
-  def _read_run(self, number: int) -> Run:
+  def _read_run(self, lines: list[str]) -> Run:
+    """The run that has ended, after which it printed these lines."""
     raise NotImplementedError
 
   def wait(self) -> list[str]:
@@ -168,17 +150,14 @@ class Peer(Side):
   """A script that prints airbench's table; its first run, on random labels, warms up.
 
   Args:
-    name: the side in the report.
     script: the file.
     folder: where it runs; cifar10/ inside it holds its images.
     seconds: the longest time for a run, compiling included.
   """
 
-  def __init__(
-    self, name: str, script: pathlib.Path, folder: pathlib.Path, *, seconds: float
-  ) -> None:
+  def __init__(self, script: pathlib.Path, folder: pathlib.Path, *, seconds: float) -> None:
     arguments = [str(script.resolve())]
-    super().__init__(name, arguments, pattern=_END_OF_RUN, folder=folder, seconds=seconds)
+    super().__init__(arguments, pattern=_END_OF_RUN, folder=folder, seconds=seconds)
     self._columns: list[str] = []
 
   def wait(self) -> list[str]:
@@ -189,8 +168,8 @@ class Peer(Side):
         self._columns = cells
     return cells
 
-  def _read_run(self, number: int) -> Run:
-    row = dict(zip(self._columns, self.wait(), strict=False))
+  def _read_run(self, lines: list[str]) -> Run:
+    row = dict(zip(self._columns, lines, strict=False))
     try:
       return Run(float(row["time_seconds"]), float(row["tta_val_acc"]))
     except (KeyError, ValueError):
@@ -201,29 +180,30 @@ class Ours(Side):
   """`jaxspeed.train` with many seeds and one compilation.
 
   Args:
-    config: the config of the runs.
+    train: the arguments of Python for a run of it, without runs and --workdir.
     runs: how many runs will be asked for.
-    folder: a new folder; the runs' own are made in it.
+    scratch: a folder; the runs' own are made in it.
     alone: whether it may take most of the device's memory, as JAX does by default.
 
   Attributes:
     config: after `warm_up`, as the runs have resolved it.
     result: the result.json of the last run.
     memory_gb: the peak memory of the last run; None: not known.
+
+  Raises:
+    UserError: in its methods: it failed.
   """
+
+  config: ConfigDict
 
   result: dict[str, Any] = {}
   memory_gb: float | None = None
 
-  def __init__(self, config: ConfigDict, runs: int, folder: pathlib.Path, *, alone: bool) -> None:
-    folder.mkdir()
-    self.config = config.copy_and_resolve_references()
-    # One run more than wanted: the process is held before that run, and ends there.
-    self.config.runs = runs + 1
-    recipe, self._workdir = write_recipe(self.config, folder / "recipe.py"), folder / "runs"
+  def __init__(self, train: list[str], runs: int, scratch: pathlib.Path, *, alone: bool) -> None:
+    self._workdir = scratch / "runs"
     super().__init__(
-      "jaxspeed",
-      ["-m", "jaxspeed.train", f"--config={recipe}", f"--workdir={self._workdir}"],
+      # One run more than wanted: the process is held before that run, and ends there.
+      [*train, f"--config.runs={runs + 1}", f"--workdir={self._workdir}"],
       pattern=_START_OF_RUN,
       folder=pathlib.Path.cwd(),
       seconds=_MOST_SECONDS,
@@ -231,12 +211,18 @@ class Ours(Side):
     )
 
   def warm_up(self) -> None:
-    super().warm_up()
+    """Waits until it has compiled and pauses before its first run."""
+    self.wait()
     self.config = stored_lib.load(self._workdir / "config.json")
 
-  def _read_run(self, number: int) -> Run:
-    self.wait()
-    folder = self._workdir / f"run_{number:03d}"
+  def wait(self) -> list[str]:
+    try:
+      return super().wait()
+    except Ended as error:
+      raise UserError(f"jaxspeed.train: {error}") from None
+
+  def _read_run(self, lines: list[str]) -> Run:
+    folder = self._workdir / f"run_{len(self.runs):03d}"
     self.result = json.loads((folder / "result.json").read_text())
     self.memory_gb = read_metrics(folder)[-1].get("memory_gb")
     shutil.rmtree(folder)
@@ -279,11 +265,3 @@ def write_peer_images(arrays: Any, folder: pathlib.Path) -> str | None:
   command = [sys.executable, "-c", _PEER_IMAGES]
   done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
   return benchmarking.last(done.stderr) if done.returncode else None
-
-
-def write_recipe(config: ConfigDict, path: pathlib.Path) -> pathlib.Path:
-  """Writes a config with its overrides as a recipe, for commands in other processes."""
-  stored = path.with_suffix(".json").resolve()
-  stored_lib.save(config, stored)
-  path.write_text(_RECIPE.format(path=str(stored)))
-  return path

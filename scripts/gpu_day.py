@@ -7,13 +7,11 @@ results/gpu_day/PART.json, with the GPU, its driver and clocks, versions and com
 is in PART.log. The printed table says what was not measured, and why.
 
 A second call resumes: first with parts that have no file, then with those that failed or were cut
-off, which then have all the time that is left. A part that is done is left alone, unless other data
-than noise, other peers or PyTorch are there now, or --again is given. Ctrl-C and SIGTERM end the
-part under way and keep its figures.
+off, which then have all the time that is left. A part that is done is left alone, unless --again is
+given. Ctrl-C and SIGTERM end the part under way and keep its figures.
 
-Without --data the runs train on noise: their seconds count, their accuracies are left out. Nothing
-is downloaded. JAX and jaxspeed's own packages are needed, but no TensorFlow; without PyTorch there
-is nothing to compare with, and the table says so.
+Nothing is downloaded: runs need --data. JAX and jaxspeed's own packages are needed, but no
+TensorFlow; without PyTorch there is nothing to compare with, and the table says so.
 """
 
 import contextlib
@@ -22,6 +20,8 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,18 +31,17 @@ from typing import Any
 
 import benchmarking
 import gpu_parts
-import gpu_process
 import gpu_tables
 import numpy as np
 from absl import flags
 from gpu_parts import Part
-from gpu_process import ROOT
 
 from jaxspeed.cluster.signals import exit_on_sigterm
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
-from jaxspeed.files import expanded, open_locked
+from jaxspeed.files import expanded, open_locked, write_atomically
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Kept of --minutes, so that a part that is cut off can end.
 _CLOSING_S = 12.0
 _JAX = """
@@ -51,6 +50,8 @@ d = jax.devices()
 print(json.dumps([d[0].platform, d[0].device_kind, len(d)]))
 """
 _TORCH = "import torch; print(torch.cuda.is_available())"
+CLOCKS = ("sm_mhz", "memory_mhz", "watts", "degrees_c")
+_SAMPLED_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def probe(dry_run: bool) -> Machine:
   """
   if dry_run:
     has_torch = importlib.util.find_spec("torch") is not None
-    return Machine("CPU", 2, "" if has_torch else "PyTorch is not installed")
+    return Machine("CPU", 1, "" if has_torch else "PyTorch is not installed")
   jax, torch = (
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     for code in (_JAX, _TORCH)
@@ -92,15 +93,48 @@ def probe(dry_run: bool) -> Machine:
   return Machine(f"{devices} x {kind}", devices, why)
 
 
-def write_noise(folder: pathlib.Path, *, toy: bool) -> pathlib.Path:
-  """Writes noise in the shapes of CIFAR-10, or of a toy, as arrays that any recipe reads."""
-  rng, side = np.random.default_rng(0), 8 if toy else 32
-  for split, n in (("train", 40 if toy else 50_000), ("val", 20 if toy else 10_000)):
+def write_toy(folder: pathlib.Path) -> pathlib.Path:
+  """Writes a data set of noise for a dry run, as arrays that any recipe reads."""
+  rng = np.random.default_rng(0)
+  for split, n in (("train", 40), ("val", 20)):
     (folder / split).mkdir(parents=True)
-    images = rng.integers(0, 256, (n, side, side, 3), dtype=np.uint8)
-    np.save(folder / split / "images.npy", images)
+    np.save(folder / split / "images.npy", rng.integers(0, 256, (n, 8, 8, 3), dtype=np.uint8))
     np.save(folder / split / "labels.npy", (np.arange(n) % 10).astype(np.int32))
   return folder
+
+
+def sample_clocks() -> list[float]:
+  """`CLOCKS` of the first GPU now; [] where they are unknown."""
+  query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
+  command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+  try:
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=5)
+    return [float(cell) for cell in done.stdout.splitlines()[0].split(",")]
+  except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    return []
+
+
+def wait_for(
+  process: subprocess.Popen[Any], seconds: float, clocks: list[list[float]]
+) -> int | None:
+  """The exit code of a process; None if it needs longer. `clocks` gets a sample every 5 s."""
+  deadline = time.monotonic() + seconds
+  while (left := deadline - time.monotonic()) > 0:
+    try:
+      return process.wait(min(left, _SAMPLED_S))
+    except subprocess.TimeoutExpired:
+      clocks += [sample] if (sample := sample_clocks()) else []
+  return None
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+  """Ends a process and its children: by Ctrl-C, so that they tidy up, then by force."""
+  # Force is for its children too, when it has ended before them.
+  for number, seconds in ((signal.SIGINT, 8), (signal.SIGKILL, 5)):
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      process.wait(seconds)
 
 
 class Day:
@@ -128,10 +162,13 @@ class Day:
     described = {"device": machine.device, "devices": machine.devices} | benchmarking.environment()
     self._described = described | ({"commit": given.commit} if given.commit else {})
     self._peers = [expanded(peer, "--peer").resolve() for peer in given.peer]
-    reports, _ = gpu_tables.read(out)
-    self._before = {name: report["gpu_day"] for name, report in reports.items()}
+    self._data = expanded(given.data, "--data").resolve() if given.data else None
+    if given.dry_run and not self._data:
+      self._data = write_toy(scratch / "toy")
+    before = {name: report["gpu_day"] for name, report in gpu_tables.read(out).items()}
+    self._states = {name: entry["state"] for name, entry in before.items()}
     self.skipped: dict[str, str] = {}
-    for name, entry in self._before.items():
+    for name, entry in before.items():
       device = entry["machine"]["device"]
       if (entry["toy"], device) != (given.dry_run, machine.device):
         size = "toy" if entry["toy"] else "full"
@@ -146,58 +183,47 @@ class Day:
     for number, part in enumerate(todo, 1):
       left = self._given.minutes - (time.monotonic() - self._started + _CLOSING_S) / 60
       count = f"[{number}/{len(todo)}] {part.name}"
-      least = 0 if self._given.dry_run else part.least
-      if self._machine.devices < part.devices:
-        reason = f"it needs {part.devices} devices and there is {self._machine.devices}"
-      elif left < least:
-        reason = f"it needs {part.least:g} min and {max(0.0, left):.1f} of --minutes are left"
+      if reason := self._why_not(part, left):
+        print(f"{count}: not run, {reason}", flush=True)
+        self.skipped[part.name] = reason
       else:
         whole &= self._measure(part, left, count) != "failed"
-        continue
-      print(f"{count}: not run, {reason}", flush=True)
-      self.skipped[part.name] = reason
     return whole
 
   def _todo(self) -> list[Part]:
     """Parts in order of value; those that failed or were cut off come last."""
-    new, tried = [], []
-    for part in gpu_parts.PARTS:
-      if (self._given.dry_run and part.toy is None) or part.name not in self._given.parts:
-        continue
-      before, how = self._before.get(part.name), self._how(part)
-      if before is None or self._given.again:
-        new.append(part)
-      elif before["state"] != "done":
-        tried.append(part)
-      elif how != before["how"] and how.get("data") != "noise" and "no_comparison" not in how:
-        new.append(part)
-    return new + tried
+    given, states = self._given, self._states
+    asked = [part for part in gpu_parts.PARTS if part.name in given.parts]
+    asked = [part for part in asked if part.toy is not None or not given.dry_run]
+    new = [part for part in asked if given.again or part.name not in states]
+    return new + [p for p in asked if p not in new and states[p.name] != "done"]
 
-  def _how(self, part: Part) -> dict[str, Any]:
-    """What a part's figures depend on besides its arguments."""
-    how: dict[str, Any] = {}
-    if part.trains:
-      how["data"] = "given" if self._given.data else "noise"
-      how["peers"] = [path.name for path in self._peers]
-    if self._machine.torch and (part.torch or (part.trains and self._peers)):
-      how["no_comparison"] = self._machine.torch
-    return how
+  def _why_not(self, part: Part, left: float) -> str:
+    """Why a part is not run with so many minutes left; '': it is."""
+    if self._machine.devices < part.devices:
+      return f"it needs {part.devices} devices and there is {self._machine.devices}"
+    if part.trains and not self._data:
+      return "it needs --data=CIFAR-10"
+    if part.peers and not self._peers:
+      return "it needs --peer=SCRIPT"
+    if part.peers and self._machine.torch and not self._given.dry_run:
+      return self._machine.torch
+    if left < part.least and not self._given.dry_run:
+      return f"it needs {part.least:g} min and {max(0.0, left):.1f} of --minutes are left"
+    return ""
 
-  def _arguments(self, part: Part, data: str, peers: Iterable[object]) -> list[str]:
+  def _arguments(self, part: Part, data: object, peers: Iterable[object]) -> list[str]:
     """The arguments of a part's script, for a data set and peers."""
     arguments = list(part.toy or () if self._given.dry_run else part.arguments)
-    if part.trains:
-      arguments.append(f"--config.data.path={data}")
-      # A dry run takes any script for a peer; on a GPU they are PyTorch's.
-      if self._given.dry_run or not self._machine.torch:
-        arguments += [f"--peer={path}" for path in peers]
+    arguments += [f"--config.data.path={data}"] * part.trains
+    arguments += [f"--peer={path}" for path in peers if part.peers]
     if part.torch and self._machine.torch:
       arguments.append("--frameworks=jaxspeed")
     return arguments
 
   def _measure(self, part: Part, left: float, count: str) -> str:
     """Runs a part and keeps what it wrote, also if it is cut off or fails; returns its state."""
-    before = self._before.get(part.name, {"state": ""})["state"]
+    before = self._states.get(part.name, "")
     again = before in ("failed", "cut off") or self._given.dry_run
     minutes = left if again else min(left, part.most)
     file = gpu_tables.file_of(self._out, part.name)
@@ -205,32 +231,50 @@ class Day:
     raw.unlink(missing_ok=True)
     entry: dict[str, Any] = {
       "toy": self._given.dry_run,
-      "title": part.title,
       "script": part.script.rpartition("/")[2],
       # Without this machine's paths, so that it can be committed.
       "arguments": self._arguments(part, "DATA", [path.name for path in self._peers]),
-      "how": self._how(part),
+      "no_comparison": self._machine.torch if part.torch else "",
       "machine": self._described,
       "state": "cut off",
       "reason": "the call was stopped",
     }
-    arguments = self._arguments(part, str(self._data()) if part.trains else "", self._peers)
+    arguments = self._arguments(part, self._data, self._peers)
     command = [sys.executable, str(ROOT / "scripts" / part.script), *arguments, f"--out={raw}"]
     print(f"{count}: {part.title}, at most {minutes:.1f} min", flush=True)
+    clocks: list[list[float]] = []
     start = time.monotonic()
-    run = gpu_process.PartProcess(command, log, self._environment(part), self._lock)
+    with log.open("w") as output:
+      process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=self._environment(part),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=(self._lock,),
+      )
     try:
-      entry["state"], entry["reason"] = run.wait(60 * minutes)
+      code = wait_for(process, 60 * minutes, clocks)
+      if code is None:
+        entry["reason"] = f"after {minutes:.1f} min"
+      elif code:
+        said = benchmarking.last(log.read_text(errors="replace"))
+        entry |= {"state": "failed", "reason": f"code {code}: {said}"}
+      else:
+        entry |= {"state": "done", "reason": ""}
     finally:
-      run.stop()
+      stop(process)
       entry["minutes"] = round((time.monotonic() - start) / 60, 3)
-      entry["clocks"] = run.clocks()
-      if entry["state"] == "failed":
-        lines = benchmarking.last(log.read_text(errors="replace"), 5)
-        entry["last_lines"] = lines.replace(str(ROOT), ".").splitlines()
+      entry["clocks"] = {
+        kind: {"min": min(each), "median": statistics.median(each), "max": max(each)}
+        for kind, *each in zip(CLOCKS, *clocks, strict=True)
+        if each
+      }
       # What is done stays where a second measurement does not come to its end.
       if entry["state"] == "done" or before != "done":
-        gpu_tables.write(file, entry, raw)
+        write(file, entry, raw)
       raw.unlink(missing_ok=True)
       why = f", {entry['reason']}" if entry["reason"] else ""
       print(f"  {entry['state']}{why} ({entry['minutes']:.1f} min)", flush=True)
@@ -241,14 +285,19 @@ class Day:
     own = {"PYTHONPATH": paths, "TMPDIR": str(self._scratch), "PYTHONUNBUFFERED": "1"}
     if self._given.dry_run:
       own |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-      own |= {"JAX_NUM_CPU_DEVICES": str(part.devices)}
     return os.environ | own
 
-  def _data(self) -> pathlib.Path:
-    if self._given.data:
-      return expanded(self._given.data, "--data").resolve()
-    noise = self._scratch / "noise"
-    return noise if noise.exists() else write_noise(noise, toy=self._given.dry_run)
+
+def write(file: pathlib.Path, entry: dict[str, Any], raw: pathlib.Path) -> None:
+  """Makes a part's file of its entry and of what its script wrote, if it wrote anything."""
+  try:
+    report = json.loads(raw.read_text())
+  except (OSError, ValueError):
+    report = {}
+  if report:
+    report["commit"] = entry["machine"]["commit"]  # which --commit may have named
+    report["what"] = f"{gpu_tables.TOY}. {report['what']}" if entry["toy"] else report["what"]
+  write_atomically(file, json.dumps({"gpu_day": entry} | report, indent=1) + "\n")
 
 
 def measure(given: Any, out: pathlib.Path) -> None:
@@ -287,7 +336,7 @@ def main() -> None:
   """Measures, or prints the table of what there is."""
   names = [part.name for part in gpu_parts.PARTS]
   flags.DEFINE_float("minutes", 16.0, "For all parts together.", 0.01, 10_000)
-  flags.DEFINE_string("data", "", "The CIFAR-10 to train on; without it, runs train on noise.")
+  flags.DEFINE_string("data", "", "The CIFAR-10 to train on, which whole runs need.")
   flags.DEFINE_multi_string(
     "peer", [], "A PyTorch script to time beside the runs, or a folder of them; repeatable."
   )
@@ -308,8 +357,6 @@ def main() -> None:
     if not given.table:
       return measure(given, folder)
     print(gpu_tables.markdown(folder))
-    if gpu_tables.read(folder)[1]:
-      raise SystemExit(1)
 
   command_line.run(run, output_is_result=False)
 

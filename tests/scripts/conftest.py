@@ -18,7 +18,7 @@ def parts(tmp_path, monkeypatch):
   import gpu_day
   import gpu_parts
 
-  script = tmp_path / "bench_allreduce.py"
+  script = tmp_path / "bench_fake.py"
   script.write_text(SCRIPT)
   monkeypatch.setattr(gpu_day, "probe", lambda dry_run: H100)
 
@@ -47,7 +47,7 @@ def call(tmp_path, capsys, monkeypatch):
         gpu_day.main()
       except SystemExit as ended:
         code = ended.code
-    reports, _ = gpu_tables.read(tmp_path / "out")
+    reports = gpu_tables.read(tmp_path / "out")
     said = capsys.readouterr()
     states = {name: report["gpu_day"]["state"] for name, report in reports.items()}
     return code, states, said.out, said.err

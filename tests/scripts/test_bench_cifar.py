@@ -4,11 +4,13 @@ A dry run of `gpu_day.sh` runs it at toy size: test_gpu_day.py.
 """
 
 import io
+import json
 import pathlib
 import signal
 import sys
 import tempfile
 import time
+import types
 
 import bench_cifar as bench
 import benchmarking
@@ -19,7 +21,9 @@ import run_held
 from commands import ROOT
 from in_process import fresh_flags
 from peer_script import PEER
+from toy import load_recipe
 
+from jaxspeed.config.checks import to_flags
 from jaxspeed.errors import UserError
 
 
@@ -31,7 +35,7 @@ def start(tmp_path):
   def start(source, seconds=120):
     script = tmp_path / f"peer{len(peers)}.py"
     script.write_text(source)
-    peers.append(sides.Peer(script.stem, script, tmp_path, seconds=seconds))
+    peers.append(sides.Peer(script, tmp_path, seconds=seconds))
     return peers[-1]
 
   yield start
@@ -43,9 +47,9 @@ def test_a_peer_stands_still_between_its_runs(start, tmp_path):
   log = tmp_path / "log"
   begun = f"def main(run, seconds):\n  open({str(log)!r}, 'a').write(f'{{run}} ')"
   peer = start(PEER.replace("def main(run, seconds):", begun))
-  peer.warm_up()
+  peer.wait()
   for number in range(2):
-    peer.run(number)
+    peer.run()
     assert peer.runs[-1] == sides.Run(seconds=0.5 + number, accuracy=0.94)
     # It has had more than the time of a run, and not begun the next.
     time.sleep(0.1)
@@ -63,40 +67,83 @@ def test_a_peer_stands_still_between_its_runs(start, tmp_path):
 def test_a_peer_that_fails_says_why(start, source, message):
   peer = start(source)
   with pytest.raises(sides.Ended, match=message):
-    peer.warm_up()
-    peer.run(0)
+    peer.wait()
+    peer.run()
 
 
 def test_a_peer_that_is_silent_is_given_up(start):
   peer = start("import time; time.sleep(60)", seconds=0.5)
   with pytest.raises(sides.Ended, match="no run ended within 0.5 s"):
-    peer.warm_up()
+    peer.wait()
 
 
-def test_the_rest_goes_on_without_a_peer_that_fails(start, capsys):
-  class Ours:
-    name, failed = "jaxspeed", ""
+class Ours:
+  """Our side, with runs of two seconds."""
 
-    def __init__(self):
-      self.runs = []
+  result = {"device": "CPU"}
 
-    def run(self, number):
-      self.runs.append(sides.Run(2.0, 0.5))
+  def __init__(self):
+    self.runs = []
 
-  ours, saved = Ours(), []
-  ending, staying = start(PEER.replace("range(200)", "range(1)")), start(PEER)
-  for peer in (ending, staying):
-    peer.warm_up()
-  bench.run_rounds([ours, ending, staying], 3, lambda: saved.append(len(ours.runs)))
-  assert [len(side.runs) for side in (ours, ending, staying)] == [3, 1, 3]
-  assert saved == [1, 1, 1, 1, 1, 2, 3, 3, 3]
-  assert "peer0 is left out from here on: its process ended with code 0" in capsys.readouterr().out
-  report = bench.report_of([ours, ending, staying], 0.94)
-  assert report["n"] == 3 and report["jaxspeed"]["seconds"]["mean"] == 2.0
-  assert report["peers"]["peer0"]["failed"] == ending.failed
-  assert report["peers"]["peer0"]["ratio"] == 2.0 / 0.5
-  assert report["peers"]["peer1"]["ratio"] == 2.0 / ((0.5 + 1.5 + 2.5) / 3)
-  assert "failed" not in report["peers"]["peer1"]
+  def run(self):
+    self.runs.append(sides.Run(2.0, 0.5))
+
+
+@pytest.fixture
+def beside(tmp_path):
+  """Lets our side run beside a peer of a source text; returns the report."""
+  (tmp_path / "images").mkdir()
+  given = types.SimpleNamespace(peer_seconds=60, runs=3, out=str(tmp_path / "out.json"))
+  ours = Ours()
+  report = {"config": "toy", "target": 0.94, "peers": {}}
+
+  def beside(name, source):
+    script = tmp_path / f"{name}.py"
+    script.write_text(source)
+    bench.run_beside(name, script, ours, given, report, tmp_path)
+    assert json.loads((tmp_path / "out.json").read_text())["peers"] == report["peers"]
+    return report
+
+  return beside
+
+
+def test_peer_after_peer_is_timed_and_one_that_fails_left_out(beside, capsys):
+  beside("ending", PEER.replace("range(200)", "range(1)"))
+  assert "ending is left out from here on: its process ended with code 0" in capsys.readouterr().out
+  report = beside("staying", PEER)
+  ending, staying = report["peers"]["ending"], report["peers"]["staying"]
+  assert len(ending["runs"]) == 1 and ending["failed"].startswith("its process ended")
+  assert ending["ratio_of_rounds"]["mean"] == 2.0 / 0.5
+  # Beside our runs in the same rounds, the second of which goes backwards.
+  assert [run["seconds"] for run in staying["runs"]] == [0.5, 1.5, 2.5]
+  assert staying["ours"]["n"] == 3 and "failed" not in staying
+  ratios = [2.0 / 0.5, 2.0 / 1.5, 2.0 / 2.5]
+  assert staying["ratio_of_rounds"]["mean"] == pytest.approx(sum(ratios) / 3)
+  assert report["n"] == 4 and report["jaxspeed"]["seconds"]["mean"] == 2.0
+
+
+TOY = {
+  "model.width": 2,
+  "model.whiten": False,
+  "batch_size": 500,
+  "average.kind": "none",
+  "epochs": 1,
+  "target": 0,
+}
+
+
+@pytest.mark.slow
+def test_starts_fill_a_cache_of_their_own(tmp_path):
+  given = types.SimpleNamespace(cold_starts=1, runs=1, peer=[], out="")
+  config = load_recipe("quickstart.py")
+  config.update_from_flattened_dict(TOY)
+  recipe = [f"--config={ROOT / 'configs/quickstart.py'}", *to_flags(TOY)]
+  report = bench.bench(config, recipe, given, tmp_path)
+  compiled = report["starts"]["compile_s"]
+  # Programs of this recipe in the user's cache do not count: the first start compiles all of them.
+  assert any((tmp_path / "programs").iterdir())
+  assert compiled["first"] > 0 and compiled["cached"][0] > 0
+  assert report["n"] == 1 and report["tflop"] > 0
 
 
 def test_peers_are_found_by_name_or_named(tmp_path):
@@ -160,7 +207,7 @@ def test_sides_take_turns_and_the_interval_is_students():
 
 
 def test_sigterm_leaves_no_folder(tmp_path, monkeypatch):
-  def stopped(config, given, scratch):
+  def stopped(config, recipe, given, scratch):
     pathlib.Path(scratch, "programs").mkdir()
     signal.raise_signal(signal.SIGTERM)
 

@@ -3,27 +3,27 @@
 A dry run of `gpu_day.sh` runs it at toy size: test_gpu_day.py.
 """
 
-import functools
 import os
+import time
+from multiprocessing.pool import ThreadPool
 
 import bench_resnet50 as bench
 import jax
 import pytest
 import resnet50_steps as steps
-import side_by_side as workers
+import side_by_side as sides
 from commands import environment
 
 TOY = dict(size=32, batch=8, depth=18, width=2, precision="float32")
 
 
 @pytest.fixture
-def worker(monkeypatch):
+def side(monkeypatch):
   # As from a command line: without the virtual devices of the tests.
   for name in os.environ.keys() - environment().keys():
     monkeypatch.delenv(name)
-  worker = workers.Worker(seconds=60)
-  yield worker
-  worker.close()
+  with sides.process() as side:
+    yield side
 
 
 def test_operations_are_those_that_pytorch_counts():
@@ -72,72 +72,61 @@ def test_short_memory_is_known(error, is_memory):
   def fail():
     raise error
 
-  answer = workers.Work().answer("call", {"function": fail})
-  assert answer == (None, workers.MEMORY if is_memory else f"{type(error).__name__}: {error}")
+  said = sides.MEMORY if is_memory else f"{type(error).__name__}: {error}"
+  assert sides.answer(fail, ()) == (None, said)
 
 
-class FakeWorker:
-  """Answers from a table of what fits: images a step, of all frameworks that hold memory."""
+@pytest.mark.parametrize("fits, failed", [(2, []), (1, ["torch"]), (0, ["jaxspeed", "torch"])])
+def test_what_has_no_room_beside_the_other_says_so(fits, failed, capsys):
+  shape, made, kept = steps.Shape(**TOY), [], []
 
-  def __init__(self, held, room):
-    self._held, self._room = held, room
+  def make():
+    made.append(1)
+    if len(made) > fits:
+      raise MemoryError
+    return lambda steps: 1.0, {"memory_gb": None, "compile_s": 1.0}
 
-  def ask(self, do, **request):
-    if do == "prepare":
-      framework, batch = request["make"], TOY["batch"]
-      if sum(self._held.values()) + batch > self._room:
-        raise workers.WorkerFailed("out of memory")
-      self._held[framework] = batch
-      return {"step_s": 0.5, "memory_gb": None, "compile_s": 1.0}
-    assert request["steps"] == 4  # a turn of 2 s, of steps of 0.5 s
-    return 0.25
+  def rows_of(timings):
+    return bench.rows_of(shape, timings, flops=1e9, ceiling=1.0)
 
-  def close(self):
-    self._held.clear()
-
-
-@pytest.mark.parametrize("room, failed", [(16, []), (8, ["torch"]), (7, ["jaxspeed", "torch"])])
-def test_what_has_no_room_beside_the_other_says_so(room, failed):
-  shape, held = steps.Shape(**TOY), {}
-  timings = workers.time_in_turns(
-    {"jaxspeed": "jaxspeed", "torch": "torch"},
-    lambda: FakeWorker(held, room),
+  timings = sides.time_in_turns(
+    {"jaxspeed": make, "torch": make},
+    lambda: ThreadPool(1),
     turns=3,
-    turn_seconds=2.0,
+    turn_seconds=1e-5,
+    on_ready=lambda timings: kept.append(rows_of(timings)),
   )
-  rows = bench.rows_of(shape, timings, flops=1e9, ceiling=1.0)
+  # Told as it goes, with a first estimate: what is cut off keeps it.
+  assert "jaxspeed: compiles\njaxspeed: " in capsys.readouterr().out
+  assert len(kept) == 2 and ("images_per_s" in kept[0][0]) == (fits > 0)
+  rows = rows_of(timings)
   assert [row["framework"] for row in rows if row.get("failed") == "out of memory"] == failed
   for row in rows:
+    assert (row["framework"] in failed) == (bench.said(row) == "failed: out of memory")
     if "failed" not in row:
-      assert row["images_per_s"]["mean"] == 8 / 0.25 and row["images_per_s"]["n"] == 3
-      assert row["tflops"] == 1e9 * 8 / 0.25 / 1e12
-  ratios = bench.ratios_of(shape, timings, "torch")
-  assert [ratio["ratio"]["mean"] for ratio in ratios] == ([] if failed else [1.0])
-  assert ["failed: out of memory" == bench.said(row) for row in rows] == [
-    row["framework"] in failed for row in rows
-  ]
+      timing = timings[row["framework"]]
+      assert row["images_per_s"]["n"] == len(timing.step_s) == 3
+      assert row["tflops"] == pytest.approx(row["images_per_s"]["mean"] * 1e9 / 1e12)
+  assert ("times_torch" in rows[0]) == (not failed)
 
 
-def test_a_worker_tells_what_went_wrong_and_goes_on(worker):
-  shape = steps.Shape(**TOY | {"depth": 7})
+def fail_at(depth):
+  return {}[depth]
+
+
+def test_a_side_tells_what_went_wrong_and_goes_on(side):
   for _ in range(2):
-    with pytest.raises(workers.WorkerFailed, match="^KeyError: 7"):
-      worker.ask("prepare", make=functools.partial(steps.make_jax_step, shape))
+    with pytest.raises(sides.SideFailed, match="^KeyError: 7"):
+      sides.ask(side, fail_at, 7)
+  assert sides.ask(side, os.getpid) != os.getpid()
 
 
-def test_a_worker_that_ends_or_is_silent_is_told(worker):
-  worker._process.kill()
-  with pytest.raises(workers.WorkerFailed, match="out of memory"):  # what the kernel would do
-    worker.ask("call", function=os.getpid)
-  silent = workers.Worker(seconds=0.01)
-  for message in ("no answer within 0.01 s", "out of memory|code -9"):
-    with pytest.raises(workers.WorkerFailed, match=message):
-      silent.ask("call", function=os.getpid)
-  silent.close()
+def test_a_side_that_is_silent_is_told(side):
+  with pytest.raises(sides.SideFailed, match="no answer within 0.01 s"):
+    sides.ask(side, time.sleep, 60, seconds=0.01)
 
 
-def test_a_loss_that_is_not_finite_is_no_timing():
-  work = workers.Work()
-  work._run = lambda steps: float("nan")
+def test_a_loss_that_is_not_finite_is_no_timing(monkeypatch):
+  monkeypatch.setattr(sides._side, "run", lambda steps: float("nan"), raising=False)
   with pytest.raises(ValueError, match="the loss is nan"):
-    work.turn(1)
+    sides.turn(1)

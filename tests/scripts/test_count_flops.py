@@ -29,11 +29,10 @@ def test_a_run_computes_what_is_published_without_what_pools_drop(variant, publi
   )
   assert done.returncode == 0, done.stderr
   report = json.loads(out.read_text())
-  padded, counted = report["tflop_with_padding"], report["tflop"]
+  padded = report["tflop_with_padding"]
   assert padded["total"] == pytest.approx(published * _OURS / _PUBLISHED, rel=0.1)
   assert padded["total"] < published
   # Six views of 10,000 images: 3 x 3 maps have most of the padding.
   assert 2 * _PUBLISHED == pytest.approx(236e6, rel=0.01)
   assert padded["evaluate"] == pytest.approx(6 * 10_000 * 2 * _OURS / 1e12, rel=0.05)
-  assert 0.8 * padded["total"] < counted["total"] < padded["total"]
-  assert f"{padded['total']:.1f} with the products of padding" in done.stdout
+  assert f"{padded['total']:.1f} TFLOP" in done.stdout

@@ -15,7 +15,7 @@ from commands import ROOT, environment
     ("bench_cifar", ["--config=configs/imagenet18.py:1"], "config.data.feed='stream': only sets"),
     ("bench_resnet50", ["--frameworks=tensorflow"], "choose from jaxspeed, torch"),
     ("bench_resnet50", ["--depth=34"], "choose 18 or 50"),
-    ("bench_resnet50", ["--sizes=large"], "--sizes=large: give numbers"),
+    ("bench_resnet50", ["--size=large"], "--size=large"),
     ("bench_startup", [], "--config is missing"),
     ("bench_startup", ["b.py"], "'b.py' is not a flag"),
     ("bench_startup", ["--config=quickstart", "--out=nowhere/a.json"], "nowhere/a.json cannot be"),
