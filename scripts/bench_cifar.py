@@ -47,47 +47,35 @@ _COUNT_FLOPS = pathlib.Path(__file__).resolve().with_name("count_flops.py")
 
 
 def time_starts(
-  train: list[str], starts: int, target: float, scratch: pathlib.Path
-) -> dict[str, Any]:
-  """Compile and process seconds of one run with an empty cache and `starts` runs with that cache.
+  train: list[str], starts: int, report: Report, scratch: pathlib.Path, out: str
+) -> None:
+  """Adds one run with an empty cache and `starts` runs with that cache to the report.
 
   Compile seconds are summed over the threads that compile side by side.
 
   Args:
     train: the arguments of Python for a run, which name the cache.
     starts: number of runs after the first.
-    target: the accuracy to reach.
+    report: written to `out` after each.
     scratch: a folder.
 
   Raises:
     UserError: a run failed.
   """
-  workdir, results = scratch / "cold", []
+  workdir, report["starts"] = scratch / "cold", []
   for _ in range(1 + starts):
     command = [sys.executable, *train, "--config.warmup=off", f"--workdir={workdir}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
       said = benchmarking.last(done.stderr)
       raise UserError(f"jaxspeed.train ended with code {done.returncode}: {said}")
-    results.append(json.loads((workdir / "result.json").read_text()))
+    result = json.loads((workdir / "result.json").read_text())
     shutil.rmtree(workdir)
-    print(f"a whole process: {results[-1]['seconds']['process']:.1f} s", flush=True)
-  compiled = [result["seconds"]["compile"] for result in results]
-  seconds = [result["seconds"]["process"] for result in results]
-  accuracies = [result["top1"] for result in results[1:]]
-  reached = [s if a >= target else None for s, a in zip(seconds[1:], accuracies, strict=True)]
-  return {
-    "compile_s": {
-      "first": compiled[0]["cold"],
-      "cached": [each["cached"] for each in compiled[1:]],
-    },
-    "process_s": {
-      "first": seconds[0],
-      "cached": seconds[1:],
-      "to_target": reached,
-      "accuracy": accuracies,
-    },
-  }
+    seconds = result["seconds"]
+    start = {"process_s": seconds["process"], "compile_s": seconds["compile"]}
+    report["starts"].append(start | {"accuracy": result["top1"]})
+    print(f"a whole process: {seconds['process']:.1f} s", flush=True)
+    write(out, report)
 
 
 def count_tflop(recipe: list[str], resolved: ConfigDict, folder: pathlib.Path) -> float | None:
@@ -153,12 +141,13 @@ def said_of(report: Report) -> list[tuple[str, str]]:
   found = []
   config = report["config"]
   if "starts" in report:
-    seconds = report["starts"]["process_s"]
-    cached = ", ".join(f"{each:.1f}" for each in seconds["cached"])
-    figure = f"{seconds['first']:.1f} s with an empty cache, {cached} s with it"
+    first, *cached = report["starts"]
+    listed = ", ".join(f"{start['process_s']:.1f}" for start in cached)
+    figure = f"{first['process_s']:.1f} s with an empty cache, {listed or '-'} s with it"
     found.append((f"`{config}`, start of the process to the result", figure))
-    reached = ["-" if each is None else f"{each:.1f}" for each in seconds["to_target"]]
-    found.append((f"`{config}`, start to the target accuracy", f"{', '.join(reached)} s"))
+    reached = [s["process_s"] for s in cached if s["accuracy"] >= report["target"]]
+    figure = f"{', '.join(f'{s:.1f}' for s in reached)} s ({len(reached)} of {len(cached)})"
+    found.append((f"`{config}`, start to the target accuracy, full cache", figure))
   sides = {f"`{config}`": report.get("jaxspeed", {}), **report.get("peers", {})}
   for name, side in sides.items():
     if "seconds" in side:
@@ -207,7 +196,7 @@ def run_beside(
   first, start, folder = len(ours.runs), time.perf_counter(), scratch / name.replace("/", "_")
   folder.mkdir()
   (folder / "cifar10").symlink_to(scratch / "images", target_is_directory=True)
-  with contextlib.closing(Peer(script, folder, seconds=given.peer_seconds)) as peer:
+  with contextlib.closing(Peer(script, folder)) as peer:
 
     def save(**more: str) -> None:
       beside = [run.seconds for run in ours.runs[first:]]
@@ -253,8 +242,7 @@ def bench(
   } | benchmarking.environment()
   peers = find_peers(given.peer)
   if given.cold_starts:
-    report["starts"] = time_starts(train, given.cold_starts, config.target, scratch)
-    write(given.out, report)
+    time_starts(train, given.cold_starts, report, scratch, given.out)
   if peers:
     from jaxspeed.run.setup import open_data
 
@@ -298,7 +286,6 @@ def main() -> None:
   flags.DEFINE_multi_string(
     "peer", [], "A PyTorch script, or a folder with airbench's or hiverge's; may be repeated."
   )
-  flags.DEFINE_float("peer_seconds", 600, "Most that a peer's run may take.")
   benchmarking.define_out()
 
   def run(scratch: pathlib.Path) -> None:

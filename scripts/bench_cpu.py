@@ -7,55 +7,53 @@ its memory from step to step; PyTorch is timed without and with that. Needs PyTo
     python scripts/bench_cpu.py --model=resnet9 --batch=512 --width=64 --steps=10
 """
 
-import argparse
 import functools
 import os
+import pathlib
 import statistics
 from typing import Any
 
 import benchmarking
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import rich.table
 import torch
 import torch_peers
+from absl import flags
 from side_by_side import Prepared, process, time_in_turns
 
 from jaxspeed.devices import options
 from jaxspeed.devices.mesh import keep_host_memory
+from jaxspeed.errors import UserError
 from jaxspeed.models.airbench import Airbench
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.models.resnet9 import ResNet9
 from jaxspeed.records import provenance
 
-RATE, MOMENTUM, DECAY, CELU_ALPHA = 0.01, 0.9, 5e-4, 0.3
+RATE, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
 TORCH, KEPT, OURS = "torch", "torch, memory kept", "jaxspeed"
 
 
-def make_nets(flags: argparse.Namespace):
+def make_nets(model: str, width: int) -> tuple[Any, Any, int]:
   """The flax module, a function of parameters, statistics and images in PyTorch, the side."""
-  if flags.model == "resnet9":
-    alpha = CELU_ALPHA if flags.activation == "celu" else None
-    ours = ResNet9(width=flags.width, activation=flags.activation, celu_alpha=CELU_ALPHA)
-    return ours, functools.partial(torch_peers.resnet9, celu_alpha=alpha), 32
-  if flags.model == "94_muon":
-    widths = (flags.width, 4 * flags.width, 4 * flags.width)
+  if model == "resnet9":
+    return ResNet9(width=width, activation="relu"), torch_peers.resnet9, 32
+  if model == "94_muon":
+    widths = (width, 4 * width, 4 * width)
     return Airbench(widths=widths, whiten_bias="uniform"), torch_peers.airbench, 32
-  return ResNet(18, classes=10, width=flags.width), torch_peers.resnet18, 128
+  return ResNet(18, classes=10, width=width), torch_peers.resnet18, 128
 
 
-def make_step(name: str, flags: argparse.Namespace) -> Prepared:
+def make_step(name: str, net: str, width: int, batch: int) -> Prepared:
   """The step of one framework on noise, all from the same first weights."""
   if name != TORCH:
     keep_host_memory()
   torch.set_num_threads(os.cpu_count() or 1)
-  model, theirs, side = make_nets(flags)
+  model, theirs, side = make_nets(net, width)
   rng = np.random.default_rng(0)
-  images = rng.standard_normal((flags.batch, side, side, 3), dtype=np.float32)
-  labels = rng.integers(0, 10, flags.batch, dtype=np.int32)
+  images = rng.standard_normal((batch, side, side, 3), dtype=np.float32)
+  labels = rng.integers(0, 10, batch, dtype=np.int32)
   init = jax.jit(functools.partial(model.init, train=False))
   variables = init(jax.random.key(0), images[:1])
   if name == OURS:
@@ -120,44 +118,40 @@ def make_jax_step(model, variables, images, labels):
   return step
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-  parser.add_argument("--model", choices=["resnet9", "94_muon", "resnet18"], default="resnet9")
-  parser.add_argument("--batch", type=int, default=512)
-  parser.add_argument("--width", type=int, default=64, help="channels of the first layer or group")
-  parser.add_argument("--steps", type=int, default=10, help="timed steps of each framework")
-  parser.add_argument("--activation", choices=["relu", "celu"], default="relu", help="of resnet9")
-  parser.add_argument("--out", default="", help="a JSON file for the figures and the machine")
-  flags = parser.parse_args()
+def main() -> None:
+  models = ["resnet9", "94_muon", "resnet18"]
+  model = flags.DEFINE_enum("model", "resnet9", models, "What is trained.")
+  batch = flags.DEFINE_integer("batch", 512, "Images a step.", lower_bound=1)
+  width = flags.DEFINE_integer("width", 64, "Channels of the first layer or group.", lower_bound=1)
+  steps = flags.DEFINE_integer("steps", 10, "Timed steps of each framework.", lower_bound=1)
+  out = benchmarking.define_out()
 
-  makes = {name: functools.partial(make_step, name, flags) for name in (TORCH, KEPT, OURS)}
-  timings = time_in_turns(makes, process, turns=flags.steps, turn_seconds=0)
-  for name, timing in timings.items():
-    if timing.failed:
-      raise SystemExit(f"{name}: {timing.failed}")
-  medians = {name: statistics.median(timing.step_s) for name, timing in timings.items()}
-  report: dict[str, Any] = {
-    **{name: getattr(flags, name) for name in ("model", "batch", "width", "activation")},
-    "device": provenance.describe_device(),
-    "commit": provenance.commit(),
-    "versions": {m.__name__: m.__version__ for m in (jax, flax, optax, torch, np)},
-    "n": flags.steps,
-    "first_losses": {name: timing.prepared["loss"] for name, timing in timings.items()},
-    "median_s": medians,
-    "min_s": {name: min(timing.step_s) for name, timing in timings.items()},
-    "ratio_of_medians": {name: medians[OURS] / medians[name] for name in (TORCH, KEPT)},
-  }
-  table = rich.table.Table("", "median s", "least s", "images/s", title=report["device"])
-  for name, median in medians.items():
-    least = report["min_s"][name]
-    table.add_row(name, f"{median:.3f}", f"{least:.3f}", f"{flags.batch / median:.0f}")
-  rich.print(table)
-  ratios = report["ratio_of_medians"]
-  print(
-    f"{flags.model}, width {flags.width}, batch {flags.batch}, n={flags.steps}: jaxspeed takes "
-    f"{ratios[TORCH]:.2f} x torch's time, {ratios[KEPT]:.2f} x where torch keeps its memory too"
-  )
-  benchmarking.write_report(flags.out, report)
+  def bench(scratch: pathlib.Path) -> None:
+    net = (model.value, width.value, batch.value)
+    makes = {name: functools.partial(make_step, name, *net) for name in (TORCH, KEPT, OURS)}
+    timings = time_in_turns(makes, process, turns=steps.value, turn_seconds=0)
+    for name, timing in timings.items():
+      if timing.failed:
+        raise UserError(f"{name}: {timing.failed}.")
+    medians = {name: statistics.median(timing.step_s) for name, timing in timings.items()}
+    report: dict[str, Any] = {
+      **{flag.name: flag.value for flag in (model, batch, width)},
+      "device": provenance.describe_device(),
+      **benchmarking.environment(),
+      "n": steps.value,
+      "first_losses": {name: timing.prepared["loss"] for name, timing in timings.items()},
+      "median_s": medians,
+      "min_s": {name: min(timing.step_s) for name, timing in timings.items()},
+      "ratio_of_medians": {name: medians[OURS] / medians[name] for name in (TORCH, KEPT)},
+    }
+    for name, median in medians.items():
+      what = f"a step of {model.value}, width {width.value}, batch {batch.value}, {name}"
+      ratio = report["ratio_of_medians"].get(name)
+      beside = "" if ratio is None else f"; jaxspeed takes {ratio:.2f} of it"
+      benchmarking.say(report, what, f"{median:.3f} s, n = {steps.value}{beside}")
+    benchmarking.write_report(out.value, report)
+
+  benchmarking.run(bench)
 
 
 if __name__ == "__main__":

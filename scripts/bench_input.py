@@ -3,17 +3,12 @@
     python scripts/bench_input.py --data=imagenet --data=imagenet-sz/160 --image_size=128
 
 All read the same JPEG files from the page cache and make uint8 batches of random crops of
-`image_size` (`input_pipelines.py`):
+`image_size`, antialiased as Pillow does (`input_pipelines.py`):
 
-  antialiased, as Pillow does:
-  jaxspeed          this package's TrainStream: crops of torchvision's distribution, bilinear
-  tfdata_antialias  bare tf.data, their yardstick: sample_distorted_bounding_box,
-                    decode_and_crop_jpeg, tf.image.resize(antialias=True)
-  dataloader        PyTorch's DataLoader: Pillow decodes, RandomResizedCrop, mirrored
-
-  between the nearest pixels, without antialiasing:
-  jaxspeed_nearest  TrainStream with config.data.antialias=False
-  tfdata            bare tf.data, their yardstick
+  jaxspeed    this package's TrainStream: crops of torchvision's distribution, bilinear
+  tfdata      bare tf.data, the yardstick: sample_distorted_bounding_box, decode_and_crop_jpeg,
+              tf.image.resize(antialias=True)
+  dataloader  PyTorch's DataLoader: Pillow decodes, RandomResizedCrop, mirrored
 
 A pipeline whose packages are missing is left out. Every round starts each pipeline in a process
 of its own on one core, one after the other, and times it after a few batches. CPU time decides,
@@ -25,7 +20,6 @@ import itertools
 import os
 import pathlib
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -33,13 +27,13 @@ import benchmarking
 import numpy as np
 import PIL.Image
 from absl import flags
-from input_pipelines import PIPELINES, YARDSTICKS, Task, missing_module
+from input_pipelines import PIPELINES, Task, missing_module
 from side_by_side import SideFailed, ask, process
 
 from jaxspeed.errors import UserError
 from jaxspeed.records import provenance
-from jaxspeed.run.folder import check_output
 
+_YARDSTICK = "tfdata"
 # Set before the pipelines import their libraries, which start as many threads as these say.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
@@ -50,37 +44,22 @@ _ENVIRONMENT = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Timing:
-  """Seconds of `images` images, and what they were made with."""
+def measure(task: Task) -> tuple[float, float]:
+  """Images per second of CPU time in this process, which must be a fresh one; and the mean pixel.
 
-  images: int
-  cpu_s: float
-  wall_s: float
-  mean_pixel: float  # of the last untimed batch, 0 ... 255
-  versions: dict[str, str]
-
-
-def measure(task: Task) -> Timing:
-  """Times one pipeline in this process, which must be a fresh one."""
+  That is of the last untimed batch, 0 ... 255: all pipelines should have about the same.
+  """
   # Set before the pipeline's imports: thread pools are as large as the number of allowed cores.
   os.sched_setaffinity(0, {task.core})
-  batches = PIPELINES[task.pipeline].open(task)
+  batches = PIPELINES[task.pipeline][0](task)
   for _ in range(task.warm_batches):
     batch = next(batches)
   if (batch.shape, batch.dtype) != ((task.batch, task.size, task.size, 3), np.uint8):
     raise ValueError(f"{task.pipeline} makes batches of {batch.dtype} of shape {batch.shape}")
-  cpu, wall = time.process_time(), time.perf_counter()
+  start = time.process_time()
   for _ in range(task.batches):
     next(batches)
-  names = ("tensorflow", "torch", "PIL", "numpy")
-  return Timing(
-    images=task.batches * task.batch,
-    cpu_s=time.process_time() - cpu,
-    wall_s=time.perf_counter() - wall,
-    mean_pixel=float(batch.mean()),
-    versions={name: sys.modules[name].__version__ for name in names if name in sys.modules},
-  )
+  return task.batches * task.batch / (time.process_time() - start), float(batch.mean())
 
 
 def _size_of(file: pathlib.Path) -> tuple[int, int] | None:
@@ -126,24 +105,32 @@ def link_source(data: str, limit: int, root: pathlib.Path) -> dict[str, Any]:
   }
 
 
-def summarise(timings: dict[str, list[Timing]]) -> list[dict[str, Any]]:
-  """A row per pipeline: rates over the rounds, and ratios to its yardstick's in the same round."""
-  core = {name: [t.images / t.cpu_s for t in each] for name, each in timings.items()}
-  rows = []
-  for name, each in timings.items():
-    antialiased = PIPELINES[name].antialiased
-    yardstick = YARDSTICKS[antialiased]
+def time_in_turns(tasks: list[Task], rounds: int) -> list[dict[str, Any]]:
+  """The rows of the tasks' pipelines, each timed in a fresh process in every round."""
+  rates: dict[str, list[float]] = {task.pipeline: [] for task in tasks}
+  pixels = {}
+  for number, task in benchmarking.turns(tasks, rounds):
+    with process() as side:
+      try:
+        rate, mean = ask(side, measure, dataclasses.replace(task, seed=number))
+      except SideFailed as error:
+        raise UserError(f"{task.pipeline} fails ({error}): leave it out of --pipelines.") from None
+    rates[task.pipeline].append(rate)
+    pixels[task.pipeline] = mean
+  return rows_of(rates, pixels)
+
+
+def rows_of(rates: dict[str, list[float]], pixels: dict[str, float]) -> list[dict[str, Any]]:
+  """A row for each pipeline, with the ratios of its rates to tf.data's in the same round."""
+  rows: list[dict[str, Any]] = []
+  for name, each in rates.items():
     row = {
       "pipeline": name,
-      "antialiased": antialiased,
-      "n": len(each),
-      "images_per_core_s": benchmarking.interval(core[name]),
-      "images_per_wall_s": benchmarking.interval([t.images / t.wall_s for t in each]),
-      "ratio": None,
-      "mean_pixel": statistics.mean(t.mean_pixel for t in each),
+      "images_per_core_s": benchmarking.interval(each),
+      "mean_pixel": pixels[name],
     }
-    if yardstick in core:
-      row["ratio"] = {"to": yardstick} | benchmarking.ratio_of_rounds(core[name], core[yardstick])
+    if name != _YARDSTICK and _YARDSTICK in rates:
+      row["ratio"] = benchmarking.ratio_of_rounds(each, rates[_YARDSTICK])
     rows.append(row)
   return rows
 
@@ -151,21 +138,9 @@ def summarise(timings: dict[str, list[Timing]]) -> list[dict[str, Any]]:
 def said(row: dict[str, Any]) -> str:
   """The figure of a row."""
   figure = f"{benchmarking.show(row['images_per_core_s'], '.0f')} images/s a core"
-  if row["ratio"] is not None:
-    figure += f", {benchmarking.show(row['ratio'], '.2f')} of {row['ratio']['to']}'s"
+  if "ratio" in row:
+    figure += f", {benchmarking.show(row['ratio'], '.2f')} of {_YARDSTICK}'s"
   return figure
-
-
-def time_in_turns(tasks: list[Task], rounds: int) -> dict[str, list[Timing]]:
-  """Timings of each task's pipeline, one per round, each in a fresh process."""
-  timings: dict[str, list[Timing]] = {task.pipeline: [] for task in tasks}
-  for number, task in benchmarking.turns(tasks, rounds):
-    with process() as side:
-      try:
-        timings[task.pipeline].append(ask(side, measure, dataclasses.replace(task, seed=number)))
-      except SideFailed as error:
-        raise UserError(f"{task.pipeline} fails ({error}): leave it out of --pipelines.") from None
-  return timings
 
 
 def bench(scratch: pathlib.Path) -> None:
@@ -175,8 +150,6 @@ def bench(scratch: pathlib.Path) -> None:
     UserError: no pipeline can run here, or a source has no JPEG.
   """
   given: Any = flags.FLAGS
-  if given.out:
-    check_output(pathlib.Path(given.out))
   os.environ.update(_ENVIRONMENT)
   missing = {name: missing_module(name) for name in given.pipelines}
   for name, module in missing.items():
@@ -200,10 +173,7 @@ def bench(scratch: pathlib.Path) -> None:
     shape = {"size": size, "batch": given.batch, "core": given.core, "min_scale": given.min_scale}
     length = {"warm_batches": given.warm_batches, "batches": -(-given.images // given.batch)}
     tasks = [Task(pipeline=n, root=str(root), seed=0, **shape, **length) for n in names]
-    timings = time_in_turns(tasks, given.rounds)
-    for timing in itertools.chain(*timings.values()):
-      report["versions"] |= timing.versions
-    for row in summarise(timings):
+    for row in time_in_turns(tasks, given.rounds):
       report["rows"].append({"data": source["data"], "image_size": size, **row})
       what = f"{source['data']} to {size} px, {row['pipeline']}"
       benchmarking.say(report, what, said(row))

@@ -25,7 +25,6 @@ from jaxspeed.config import flags as command_line
 from jaxspeed.config.checks import to_flags
 from jaxspeed.errors import UserError
 from jaxspeed.records import provenance
-from jaxspeed.run.folder import check_output
 
 _PART = re.compile(r"(?:: |, )([a-z][a-z ]*) (\d+\.\d)")
 _TRACING = re.compile(r"\(tracing (\d+\.\d) in its threads\)")
@@ -63,17 +62,6 @@ def start(config: str, workdir: pathlib.Path, options: list[str]) -> dict[str, A
   return parts_of(line) | {"cpu_seconds": cpu, "load_average": os.getloadavg()[0]}
 
 
-def table(cold: dict[str, float], warm: list[dict[str, float]]) -> str:
-  """The seconds of each part: of the cold start, and the warm ones' mean with its interval."""
-  lines = [f"{'seconds':<24}{'cold':>8}    warm, n = {len(warm)}"]
-  for name in dict.fromkeys(name for row in (cold, *warm) for name in row):
-    first = f"{cold[name]:.1f}" if name in cold else "-"
-    values = [row[name] for row in warm if name in row]
-    mean = benchmarking.show(benchmarking.interval(values), ".1f") if values else "-"
-    lines.append(f"{name.replace('_', ' '):<24}{first:>8}    {mean}")
-  return "\n".join(lines)
-
-
 def main() -> None:
   config_flag = command_line.define_config_flag()
   warm_starts = flags.DEFINE_integer("warm", 3, "Starts that read the cache.", 0, 1000)
@@ -81,8 +69,6 @@ def main() -> None:
 
   def bench(scratch: pathlib.Path) -> None:
     recipe = command_line.required("config", flags.FLAGS["config"].value)
-    if out.value:
-      check_output(pathlib.Path(out.value))
     options = to_flags({**config_flag.overrides, "compile_cache": f"{scratch}/programs"})
     numbers = range(warm_starts.value + 1)
     cold, *warm = [start(recipe, scratch / f"run_{number}", options) for number in numbers]
@@ -94,8 +80,13 @@ def main() -> None:
       "cold": cold,
       "warm": warm,
     }
+    for name in dict.fromkeys(name for row in (cold, *warm) for name in row):
+      means = [row[name] for row in warm if name in row]
+      figure = f"{cold[name]:.1f} cold" if name in cold else "- cold"
+      if means:
+        figure += f", {benchmarking.show(benchmarking.interval(means), '.1f')} warm"
+      benchmarking.say(report, f"{name.replace('_', ' ')}, s", figure)
     benchmarking.write_report(out.value, report)
-    print(table(cold, warm))
 
   benchmarking.run(bench)
 

@@ -17,13 +17,16 @@ from absl import flags
 
 from jaxspeed.cluster.signals import exit_on_sigterm
 from jaxspeed.config import flags as command_line
-from jaxspeed.errors import UserError
 from jaxspeed.files import to_json, write_atomically
 from jaxspeed.records import provenance
 from jaxspeed.records.statistics import interval as student_interval
+from jaxspeed.run.folder import check_output
 
 _PACKAGES = (
   "ml_collections",
+  "numpy",
+  "pillow",
+  "tensorflow",
   "torch",
   "torchvision",
   "libtpu",
@@ -40,10 +43,15 @@ Side = TypeVar("Side")
 
 
 def run(bench: Callable[[pathlib.Path], None]) -> None:
-  """Parses the flags and calls a benchmark with an empty folder, which is removed at its end."""
+  """Parses the flags and calls a benchmark with an empty folder, which is removed at its end.
+
+  A file of --out that cannot be written is a mistake before anything is measured.
+  """
 
   def main(arguments: list[str]) -> None:
     command_line.nothing_left(arguments)
+    if flags.FLAGS.out:
+      check_output(pathlib.Path(flags.FLAGS.out))
     with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="jaxspeed-") as scratch:
       bench(pathlib.Path(scratch).resolve())
 
@@ -117,17 +125,6 @@ def define_out() -> flags.FlagHolder[str]:
   return flags.DEFINE_string("out", "", "A JSON file for the figures.")
 
 
-def numbers(name: str, texts: list[str], kind: type) -> list[Any]:
-  """The numbers of a flag: of kind int from 1 on, of kind float from 0 on."""
-  try:
-    values = [kind(text) for text in texts]
-  except ValueError:
-    values = [-1]
-  if min(values, default=0) < (kind is int):
-    raise UserError(f"--{name}={','.join(texts)}: give numbers, with commas between them.")
-  return values
-
-
 def define_choices(
   name: str, choices: Sequence[str], default: Sequence[str], help_text: str
 ) -> flags.FlagHolder[list[str]]:
@@ -155,16 +152,7 @@ def say(report: Report, what: str, figure: str) -> None:
 
 
 def write_report(out: str | pathlib.Path, report: Report) -> None:
-  """Writes a report to the file of --out, if one is given: atomically, as it is written often.
-
-  Raises:
-    UserError: the file cannot be written.
-  """
-  if not out:
-    return
-  try:
-    write_atomically(
-      pathlib.Path(out), json.dumps(to_json(report), indent=2, allow_nan=False) + "\n"
-    )
-  except OSError as error:
-    raise UserError(f"--out={out} cannot be written ({error}).") from None
+  """Writes a report to the file of --out, if one is given: atomically, as it is written often."""
+  if out:
+    text = json.dumps(to_json(report), indent=2, allow_nan=False)
+    write_atomically(pathlib.Path(out), text + "\n")

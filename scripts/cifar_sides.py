@@ -5,14 +5,11 @@ import dataclasses
 import json
 import os
 import pathlib
-import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from typing import Any
 
 import benchmarking
@@ -28,7 +25,6 @@ _PEER_SCRIPTS = ("airbench94_muon.py", "cifar10_speedrun.py")
 # The row that airbench prints after a run; the line that `jaxspeed.train` prints before one.
 _END_OF_RUN = r"\|.*\|\s*eval\s*\|"
 _START_OF_RUN = r"run \d+ of \d+, seed"
-_MOST_SECONDS = 600.0  # for our compilation, or one of our runs
 _PEER_IMAGES = """\
 import numpy, torch
 for split in ("train", "test"):
@@ -47,7 +43,7 @@ class Run:
 
 
 class Ended(Exception):
-  """A held process ended or fell silent; the message says how."""
+  """A held process ended; the message says how."""
 
 
 class Side:
@@ -57,7 +53,6 @@ class Side:
     arguments: what to run: the arguments of run_held.py after the pattern.
     pattern: regular expression of the lines.
     folder: where it runs.
-    seconds: the longest time from one such line to the next.
     environment: variables to add.
 
   Attributes:
@@ -70,11 +65,10 @@ class Side:
     *,
     pattern: str,
     folder: pathlib.Path,
-    seconds: float,
     **environment: str,
   ) -> None:
     self.runs: list[Run] = []
-    self._pattern, self._seconds = re.compile(pattern), seconds
+    self._pattern = re.compile(pattern)
     self._errors = tempfile.TemporaryFile("w+")
     self._process = subprocess.Popen(
       [sys.executable, str(_RUN_HELD), pattern, *arguments],
@@ -85,15 +79,6 @@ class Side:
       stderr=self._errors,
       text=True,
     )
-    # Lines without their ends; None once the process has closed its output.
-    self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=self._read, daemon=True).start()
-
-  def _read(self) -> None:
-    assert self._process.stdout is not None
-    for line in self._process.stdout:
-      self._lines.put(line.rstrip("\n"))
-    self._lines.put(None)
 
   def run(self) -> None:
     """Lets it do its next run, and adds that to `runs`.
@@ -115,24 +100,17 @@ class Side:
     """The lines that it has printed, once it pauses after the last of them.
 
     Raises:
-      Ended: it ended, or took too long.
+      Ended: it ended.
     """
-    deadline = time.monotonic() + self._seconds
-    lines: list[str] = []
-    while not lines or not self._pattern.match(lines[-1]):
-      try:
-        line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.001))
-      except queue.Empty:
-        self._process.kill()
-        raise Ended(f"no run ended within {self._seconds:g} s") from None
-      if line is None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-          self._process.wait(10)
-        self._errors.seek(0)
-        code, last = self._process.returncode, benchmarking.last(self._errors.read())
-        raise Ended(f"its process ended with code {code}: {last}")
-      lines.append(line)
-    return lines
+    assert self._process.stdout is not None
+    lines = []
+    for line in self._process.stdout:
+      lines.append(line.rstrip("\n"))
+      if self._pattern.match(line):
+        return lines
+    code = self._process.wait()
+    self._errors.seek(0)
+    raise Ended(f"its process ended with code {code}: {benchmarking.last(self._errors.read())}")
 
   def close(self) -> None:
     """Ends it, by force if it is still there after ten seconds."""
@@ -152,12 +130,10 @@ class Peer(Side):
   Args:
     script: the file.
     folder: where it runs; cifar10/ inside it holds its images.
-    seconds: the longest time for a run, compiling included.
   """
 
-  def __init__(self, script: pathlib.Path, folder: pathlib.Path, *, seconds: float) -> None:
-    arguments = [str(script.resolve())]
-    super().__init__(arguments, pattern=_END_OF_RUN, folder=folder, seconds=seconds)
+  def __init__(self, script: pathlib.Path, folder: pathlib.Path) -> None:
+    super().__init__([str(script.resolve())], pattern=_END_OF_RUN, folder=folder)
     self._columns: list[str] = []
 
   def wait(self) -> list[str]:
@@ -206,7 +182,6 @@ class Ours(Side):
       [*train, f"--config.runs={runs + 1}", f"--workdir={self._workdir}"],
       pattern=_START_OF_RUN,
       folder=pathlib.Path.cwd(),
-      seconds=_MOST_SECONDS,
       **({} if alone else {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}),
     )
 

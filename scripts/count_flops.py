@@ -18,18 +18,15 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import benchmarking
 import jax
 import jax.numpy as jnp
+import step_program
 from jax import lax
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.data.batch import Batch, Order
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.planning.make import make_plan
 from jaxspeed.steps import eval_step
-from jaxspeed.steps.init import init_state
-from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh, resident_step
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
-from jaxspeed.steps.state import Carry
 
 
 def flops_of(function, *arguments) -> float:
@@ -39,29 +36,21 @@ def flops_of(function, *arguments) -> float:
 def count(spec: TrainSpec) -> dict[str, float]:
   """FLOPs of the training steps, of the final evaluation, and of both."""
   plan, size = spec.plan, spec.config.data.image_size
-  array = jax.ShapeDtypeStruct
-  n = plan.train_images
-  data = Batch(array((n, size, size, 3), jnp.uint8), array((n,), jnp.int32), array((n,), jnp.bool_))
-  order = Order(array((n,), jnp.int32), array((n,), jnp.bool_))
-  table = {name: array(column.shape, jnp.float32) for name, column in plan.table.items()}
-  key = array((2,), jnp.uint32)
-  state = jax.eval_shape(on_mesh(init_state, spec), key, data.image)
-  carry = Carry(state, jax.eval_shape(MetricSums.zero))
-
+  arguments = step_program.abstract_arguments(spec, plan.phases[0])
   train = 0.0
   kinds = collections.Counter(plan.kind_of(number) for number in range(plan.total_steps))
   for kind, number in kinds.items():
     one = on_mesh(resident_step, spec, phase=plan.phases[0], kind=kind)
-    train += number * flops_of(one, carry, data, order, table)
+    train += number * flops_of(one, *arguments)
 
   views = spec.config.eval.mode
-  images = array((plan.eval_batch_size, size, size, 3), jnp.float32)
+  images = jax.ShapeDtypeStruct((plan.eval_batch_size, size, size, 3), jnp.float32)
 
   def evaluation(views: str) -> float:
     def logits(variables, images):
       return eval_step.logits_of(variables, images, views, spec=spec)
 
-    return flops_of(logits, state.eval_variables(), images) / plan.eval_batch_size
+    return flops_of(logits, arguments[0].state.eval_variables(), images) / plan.eval_batch_size
 
   if views == "selective":
     each = evaluation("center") + eval_step.SELECTED * evaluation("selective")

@@ -48,8 +48,7 @@ def write_entry(folder: pathlib.Path, out: pathlib.Path) -> tuple[pathlib.Path, 
     raise UserError(f"{folder} has several runs: name one of them, such as {folder / 'run_000'}.")
   try:
     task = task_of(result)
-    day = datetime.date.fromtimestamp(os.stat(folder / FILE).st_mtime)
-    entry = entry_of(result, day)
+    entry = entry_of(result, datetime.date.fromtimestamp(os.stat(folder / FILE).st_mtime))
   except (AttributeError, KeyError, TypeError) as error:
     raise UserError(f"{folder / FILE} has no config of a run (at {error}): restore it.") from None
   if task is None:
@@ -57,8 +56,9 @@ def write_entry(folder: pathlib.Path, out: pathlib.Path) -> tuple[pathlib.Path, 
   rows = [row for row in read_metrics(folder) if row.get("eval_top1") is not None]
   if not rows:
     raise UserError(f"{folder / 'metrics.jsonl'} has no epoch with an evaluation: put it back.")
-  parts = (entry[name] for name in ("author", "model", "hardware", "framework"))
-  name = "_".join(_file_name_part(part) for part in parts)
+  # Letters, digits, dots and dashes, as "_" separates the parts.
+  parts = [str(entry[name]) for name in ("author", "model", "hardware", "framework")]
+  name = "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", p).strip("-.") or "unknown" for p in parts)
   json_path, tsv_path = out / f"{name}.json", out / f"{name}.tsv"
   try:
     out.mkdir(parents=True, exist_ok=True)
@@ -107,11 +107,6 @@ def table_of(task: str, rows: Sequence[Mapping[str, Any]]) -> str:
     # Eight decimals of an hour are 36 microseconds.
     lines.append("\t".join([f"{row['epoch']:g}", f"{row['dawn_seconds'] / 3600:.8f}", *percents]))
   return "\n".join(lines) + "\n"
-
-
-def _file_name_part(text: object) -> str:
-  """`text` reduced to letters, digits, dots and dashes, as "_" separates the parts."""
-  return re.sub(r"[^A-Za-z0-9.]+", "-", str(text)).strip("-.") or "unknown"
 
 
 def main() -> None:

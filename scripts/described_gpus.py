@@ -1,8 +1,10 @@
-"""Descriptions of GPUs that are not there: XLA compiles from a data sheet, without a device."""
+"""Devices that are not there: XLA compiles for a GPU from its data sheet, and for a TPU v5e."""
 
 import dataclasses
 import importlib.util
 import math
+import os
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,30 +14,28 @@ from jax.sharding import Mesh
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 
+TPU = "v5e"
+# The shape of a slice of v5e by its number of chips.
+_SLICES = {1: "1x1", 8: "2x4", 256: "16x16"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
   """What XLA's compiler needs to know of a GPU, from NVIDIA's data sheets of the SXM versions.
 
   Attributes:
-    cuda: the lowest and highest version of CUDA whose plugin compiles for it.
-    precision: the fastest number format in which recipes keep their accuracy.
     multiprocessors: their number; each has `lanes` float32 units.
     bandwidth: of its memory, in bytes/s.
-    peak: of its half-precision tensor cores, in FLOP/s.
     cache: bytes of the second-level cache.
     shared: bytes of shared memory per multiprocessor, and how many of them a block may take.
   """
 
   name: str
   capability: tuple[int, int]
-  cuda: tuple[int, int]
-  precision: str
   multiprocessors: int
   lanes: int
   clock_ghz: float
   bandwidth: int
-  peak: float
   memory: int
   cache: int
   shared: tuple[int, int]
@@ -45,13 +45,10 @@ GPUS = {
   "h100": Gpu(
     name="NVIDIA H100 80GB HBM3",
     capability=(9, 0),
-    cuda=(12, 13),
-    precision="bfloat16",
     multiprocessors=132,
     lanes=128,
     clock_ghz=1.98,
     bandwidth=3_352_320_000_000,
-    peak=990e12,
     memory=84_929_347_584,
     cache=52_428_800,
     shared=(233_472, 232_448),
@@ -59,64 +56,62 @@ GPUS = {
   "a100": Gpu(
     name="NVIDIA A100-SXM4-80GB",
     capability=(8, 0),
-    cuda=(12, 13),
-    precision="bfloat16",
     multiprocessors=108,
     lanes=64,
     clock_ghz=1.41,
     bandwidth=2_039_000_000_000,
-    peak=312e12,
     memory=84_929_347_584,
     cache=41_943_040,
     shared=(167_936, 166_912),
   ),
-  "v100": Gpu(
-    name="Tesla V100-SXM2-32GB",
-    capability=(7, 0),
-    cuda=(12, 12),
-    precision="float16",
-    multiprocessors=80,
-    lanes=64,
-    clock_ghz=1.53,
-    bandwidth=898_048_000_000,
-    peak=125e12,
-    memory=34_359_738_368,
-    cache=6_291_456,
-    shared=(98_304, 98_304),
-  ),
 }
 
 
-def described_mesh(kind: str, devices: int = 1, *, per_host: int = 8) -> Mesh:
-  """A mesh of GPUs that are not there; call it before making the first array.
+def described_mesh(kind: str, devices: int = 1) -> Mesh:
+  """A mesh of devices that are not there; call it before making the first array.
+
+  Args:
+    kind: a key of `GPUS`, or `TPU`.
+    devices: their number, 8 a host at most.
 
   Raises:
-    UserError: no plugin for them is installed, or the devices do not divide over the hosts.
+    UserError: the compiler for them is not installed, or they do not divide over the hosts.
   """
-  hosts = math.ceil(devices / per_host)
-  if devices % hosts:
-    raise UserError(f"{devices} devices do not divide over hosts of {per_host}: set --per_host.")
-  gpu = GPUS[kind]
-  versions = range(gpu.cuda[1], gpu.cuda[0] - 1, -1)
-  installed = [v for v in versions if importlib.util.find_spec(f"jax_cuda{v}_plugin")]
-  if not installed:
-    packages = f"jax-cuda{versions[0]}-plugin=={jax.__version__} jax-cuda{versions[0]}-pjrt"
-    # The plugin for CUDA 13 includes its assembler; the one for CUDA 12 needs NVIDIA's package.
-    more = "" if versions[0] > 12 else " nvidia-cuda-nvcc-cu12"
-    raise UserError(
-      f"{kind}: the compiler for CUDA {versions[0]} is not installed: "
-      f"pip install {packages}=={jax.__version__}{more}"
-    )
-  _let_cuda_be_named()
-  topology = topologies.get_topology_desc(
-    platform="cuda",
-    target_config=_target_of(gpu, installed[0]),
-    topology=f"1x{hosts}x{devices // hosts}",
-  )
+  jax.config.update("jax_platforms", "cpu")
+  topology = _tpus(devices) if kind == TPU else _gpus(kind, devices)
   return Mesh(np.array(topology.devices).reshape(-1), (mesh_lib.AXIS,))
 
 
-def _target_of(gpu: Gpu, cuda: int) -> str:
+def _tpus(devices: int) -> Any:
+  """A slice of v5e."""
+  if devices not in _SLICES:
+    raise UserError(f"--devices={devices}: a slice of {TPU} has {', '.join(map(str, _SLICES))}.")
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no question to Google's cloud where this is
+  name = f"v5e:{_SLICES[devices]}"
+  more = {"chips_per_host_bounds": (1, 1, 1)} if devices == 1 else {}
+  try:
+    return topologies.get_topology_desc(platform="tpu", topology_name=name, **more)
+  except (RuntimeError, ValueError) as error:
+    reason = str(error).splitlines()[0][:200]
+    raise UserError(f"{name} cannot be described ({reason}): pip install libtpu.") from error
+
+
+def _gpus(kind: str, devices: int) -> Any:
+  hosts = math.ceil(devices / 8)
+  if devices % hosts:
+    raise UserError(f"--devices={devices}: they do not divide over hosts of 8.")
+  if not importlib.util.find_spec("jax_cuda13_plugin"):
+    packages = " ".join(f"jax-cuda13-{part}=={jax.__version__}" for part in ("plugin", "pjrt"))
+    raise UserError(f"{kind}: the compiler for CUDA 13 is not installed: pip install {packages}.")
+  _let_cuda_be_named()
+  return topologies.get_topology_desc(
+    platform="cuda",
+    target_config=_target_of(GPUS[kind]),
+    topology=f"1x{hosts}x{devices // hosts}",
+  )
+
+
+def _target_of(gpu: Gpu) -> str:
   """The device as XLA's GpuTargetConfigProto, in text form."""
   major, minor = gpu.capability
   device = {
@@ -146,7 +141,7 @@ def _target_of(gpu: Gpu, cuda: int) -> str:
   return (
     f'gpu_device_info {{ {fields} }} platform_name: "CUDA" device_description_str: "{gpu.name}" '
     f"dnn_version_info {{ major: 9 minor: 10 }} "
-    f"runtime_version {{ major: {cuda} minor: 0 patch: 0 }}"
+    f"runtime_version {{ major: 13 minor: 0 patch: 0 }}"
   )
 
 

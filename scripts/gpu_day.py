@@ -39,7 +39,7 @@ from gpu_parts import Part
 from jaxspeed.cluster.signals import exit_on_sigterm
 from jaxspeed.config import flags as command_line
 from jaxspeed.errors import UserError
-from jaxspeed.files import expanded, open_locked, write_atomically
+from jaxspeed.files import expanded, write_atomically
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Kept of --minutes, so that a part that is cut off can end.
@@ -87,9 +87,7 @@ def probe(dry_run: bool) -> Machine:
   platform, kind, devices = json.loads(jax.stdout.splitlines()[-1])
   if platform == "cpu":
     raise UserError("JAX sees no GPU: install jaxspeed[cuda13], or try --dry_run on this CPU.")
-  why = "" if "True" in torch.stdout else "PyTorch sees no GPU"
-  if torch.returncode:
-    why = f"PyTorch does not start ({benchmarking.last(torch.stderr)})"
+  why = "" if "True" in torch.stdout else f"PyTorch sees no GPU ({benchmarking.last(torch.stderr)})"
   return Machine(f"{devices} x {kind}", devices, why)
 
 
@@ -145,37 +143,25 @@ class Day:
     out: the folder of the figures.
     machine: what there is.
     scratch: an empty folder that is gone at the end.
-    lock: an open file that keeps the folder locked; a part's process inherits it.
 
   Attributes:
     skipped: why parts were not run, by name.
-
-  Raises:
-    UserError: the folder has the figures of another device or of another size.
   """
 
   def __init__(
-    self, given: Any, out: pathlib.Path, machine: Machine, scratch: pathlib.Path, lock: int
+    self, given: Any, out: pathlib.Path, machine: Machine, scratch: pathlib.Path
   ) -> None:
     self._given, self._out, self._machine = given, out, machine
-    self._scratch, self._lock, self._started = scratch, lock, time.monotonic()
+    self._scratch, self._started = scratch, time.monotonic()
     described = {"device": machine.device, "devices": machine.devices} | benchmarking.environment()
     self._described = described | ({"commit": given.commit} if given.commit else {})
     self._peers = [expanded(peer, "--peer").resolve() for peer in given.peer]
     self._data = expanded(given.data, "--data").resolve() if given.data else None
     if given.dry_run and not self._data:
       self._data = write_toy(scratch / "toy")
-    before = {name: report["gpu_day"] for name, report in gpu_tables.read(out).items()}
-    self._states = {name: entry["state"] for name, entry in before.items()}
+    reports = gpu_tables.read(out)
+    self._states = {name: report["gpu_day"]["state"] for name, report in reports.items()}
     self.skipped: dict[str, str] = {}
-    for name, entry in before.items():
-      device = entry["machine"]["device"]
-      if (entry["toy"], device) != (given.dry_run, machine.device):
-        size = "toy" if entry["toy"] else "full"
-        raise UserError(
-          f"{gpu_tables.file_of(out, name)} has figures of {device} at {size} size, and this "
-          f"call's are of {machine.device}: name another folder with --out."
-        )
 
   def measure(self) -> bool:
     """Measures part after part until the time is over; returns whether none failed."""
@@ -253,7 +239,6 @@ class Day:
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        pass_fds=(self._lock,),
       )
     try:
       code = wait_for(process, 60 * minutes, clocks)
@@ -304,7 +289,7 @@ def measure(given: Any, out: pathlib.Path) -> None:
   """Measures the parts and prints the table.
 
   Raises:
-    UserError: a flag is wrong, or another call measures into the folder.
+    UserError: a flag is wrong.
     SystemExit: a part failed.
   """
   for flag, path in [("data", given.data), *(("peer", peer) for peer in given.peer)]:
@@ -313,16 +298,10 @@ def measure(given: Any, out: pathlib.Path) -> None:
   machine, folder = probe(given.dry_run), out / "gpu_day"
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    lock = open_locked(folder / "lock")
   except OSError as error:
-    raise UserError(f"--out={out}: {error.strerror or error}: name a folder to write to.") from None
-  if lock is None:  # another call, or a part that outlived one, holds it
-    raise UserError(f"another call measures into {folder}: wait for it, or end it.")
-  with contextlib.ExitStack() as stack:
-    stack.callback(os.close, lock)
-    stack.enter_context(exit_on_sigterm())
-    scratch = stack.enter_context(tempfile.TemporaryDirectory())
-    day = Day(given, out, machine, pathlib.Path(scratch).resolve(), lock)
+    raise UserError(f"--out={out}: {error.strerror}: name a folder to write to.") from None
+  with exit_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
+    day = Day(given, out, machine, pathlib.Path(scratch).resolve())
     print(f"{given.minutes:g} min on {machine.device}; figures go to {folder}\n")
     try:
       whole = day.measure()

@@ -40,17 +40,13 @@ def heading(report: Report) -> str:
 
 
 def markdown(out: pathlib.Path, skipped: Mapping[str, str] | None = None) -> str:
-  """A table of what was measured, then a list of what was not, and why.
+  """A table for each machine and commit, then a list of what was not measured, and why.
 
   Args:
     out: the folder of the figures.
     skipped: why the call did not run a part, by name.
   """
-  reports, lacking = read(out), []
-  lines = ["Nothing was measured yet."]
-  if reports:
-    first = next(iter(reports.values()))
-    lines = [heading(first), "", "| measured | figure | file |", "|---|---|---|"]
+  reports, tables, lacking = read(out), dict[str, list[str]](), []
   for part in gpu_parts.PARTS:
     report = reports.get(part.name)
     if report is None:
@@ -59,12 +55,17 @@ def markdown(out: pathlib.Path, skipped: Mapping[str, str] | None = None) -> str
       continue
     entry, file = report["gpu_day"], f"gpu_day/{part.name}"
     note = "" if entry["state"] == "done" else f" ({entry['state']})"
-    lines += [f"| {what}{note} | {said} | `{file}.json` |" for what, said in report.get("said", ())]
+    rows = tables.setdefault(heading(report), [])
+    rows += [f"| {what}{note} | {said} | `{file}.json` |" for what, said in report.get("said", ())]
     if without := entry.get("no_comparison"):
       lacking.append(f"- {part.name}: no comparison with PyTorch: {without}")
     if note:
       reason = f"{entry['state']}: {entry['reason']}"
       lacking.append(f"- {part.name}, {part.title}: {reason}, `{file}.log`")
+  blocks = [
+    "\n".join([title, "", "| measured | figure | file |", "|---|---|---|", *rows])
+    for title, rows in tables.items()
+  ] or ["Nothing was measured yet."]
   if lacking:
-    lines += ["", "Not measured, or not to the end:", "", *lacking]
-  return "\n".join(lines)
+    blocks.append("\n".join(["Not measured, or not to the end:", "", *lacking]))
+  return "\n\n".join(blocks)

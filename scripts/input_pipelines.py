@@ -1,13 +1,12 @@
 """The pipelines that `bench_input.py` times: each makes batches of random crops of JPEG files."""
 
 import dataclasses
-import functools
 import itertools
 import math
 import pathlib
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -40,7 +39,7 @@ class Task:
     return np.random.RandomState(self.seed).permutation(names).tolist()
 
 
-def open_jaxspeed(task: Task, *, antialias: bool = True) -> Iterator[np.ndarray]:
+def open_jaxspeed(task: Task) -> Iterator[np.ndarray]:
   from jaxspeed.data.disk.sources import open_images
   from jaxspeed.data.disk.streams import TrainStream
 
@@ -54,12 +53,12 @@ def open_jaxspeed(task: Task, *, antialias: bool = True) -> Iterator[np.ndarray]
     min_scale=task.min_scale,
     flip="random",
     steps=[divmod(step, an_epoch) for step in range(steps)],
-    antialias=antialias,
+    antialias=True,
   )
   return (batch.image for batch in stream)
 
 
-def open_tfdata(task: Task, *, antialias: bool = False) -> Iterator[np.ndarray]:
+def open_tfdata(task: Task) -> Iterator[np.ndarray]:
   """On one thread; only the rows and columns that a crop needs are decoded."""
   import tensorflow as tf
 
@@ -76,7 +75,7 @@ def open_tfdata(task: Task, *, antialias: bool = False) -> Iterator[np.ndarray]:
     window = tf.concat([begin[:2], extent[:2]], axis=0)
     crop = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
     size = task.size, task.size
-    return tf.cast(tf.image.resize(crop, size, "bilinear", antialias=antialias), tf.uint8)
+    return tf.cast(tf.image.resize(crop, size, "bilinear", antialias=True), tf.uint8)
 
   options = tf.data.Options()
   options.autotune.enabled = False
@@ -137,27 +136,15 @@ def open_dataloader(task: Task) -> Iterator[np.ndarray]:
   return (batch.numpy() for batch in loader)
 
 
-class Pipeline(NamedTuple):
-  """What makes the batches, the modules that it needs, and whether it antialiases."""
-
-  open: Callable[[Task], Iterator[np.ndarray]]
-  modules: tuple[str, ...]
-  antialiased: bool
-
-
-_OURS = ("tensorflow", "jaxspeed.data.disk.images", "jaxspeed.data.disk.sources")
-_TFDATA = ("tensorflow",)
-PIPELINES = {
-  "jaxspeed": Pipeline(open_jaxspeed, _OURS, True),
-  "tfdata_antialias": Pipeline(functools.partial(open_tfdata, antialias=True), _TFDATA, True),
-  "dataloader": Pipeline(open_dataloader, ("torch",), True),
-  "jaxspeed_nearest": Pipeline(functools.partial(open_jaxspeed, antialias=False), _OURS, False),
-  "tfdata": Pipeline(open_tfdata, _TFDATA, False),
+# What makes the batches, and the modules that it needs.
+Open = Callable[[Task], Iterator[np.ndarray]]
+PIPELINES: dict[str, tuple[Open, tuple[str, ...]]] = {
+  "jaxspeed": (open_jaxspeed, ("tensorflow",)),
+  "tfdata": (open_tfdata, ("tensorflow",)),
+  "dataloader": (open_dataloader, ("torch",)),
 }
-# Pipelines are compared with that of the same filter.
-YARDSTICKS = {True: "tfdata_antialias", False: "tfdata"}
 
 
 def missing_module(pipeline: str) -> str | None:
   """The first module that a pipeline needs and that is not installed."""
-  return next((m for m in PIPELINES[pipeline].modules if not find_spec(m)), None)
+  return next((module for module in PIPELINES[pipeline][1] if not find_spec(module)), None)

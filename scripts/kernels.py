@@ -56,7 +56,6 @@ _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{size=([\dx]+)")
-_LHS_DILATE = re.compile(r"window=\{[^}]*lhs_dilate=([\dx]+)")
 _BACKWARD = re.compile(r"transpose\(")
 
 
@@ -73,7 +72,6 @@ class Kernel:
     runs: number in one call of the program.
     shape: of the result, in HLO.
     purpose: one of `CLASSES`.
-    flops: of a convolution of cuDNN, its products with padding too; 0 for all other kernels.
     operands: names of the operations that it reads.
   """
 
@@ -84,7 +82,6 @@ class Kernel:
   runs: int
   shape: str
   purpose: str
-  flops: int
   operands: tuple[str, ...]
 
 
@@ -168,7 +165,6 @@ def _kernel(op: _Op, computations: dict[str, _Computation], around: str, runs: i
     runs=runs,
     shape=op.shape,
     purpose=_purpose(op, [o for each in inside for o in each.values()]),
-    flops=_flops(op, computations[around], inside),
     operands=op.operands,
   )
 
@@ -342,38 +338,6 @@ def _sums_over_images(op: _Op) -> bool:
   result = math.prod(side for side, label in sides if label.isdigit())
   size = math.prod(int(side) for side in window[1].split("x"))
   return labels[1].startswith("f") or size > result
-
-
-def _flops(op: _Op, around: _Computation, inside: list[_Computation]) -> int:
-  """Operations of cuDNN's convolutions, a product and a sum being two; 0 for others.
-
-  A fusion that is one graph of cuDNN holds its convolutions as HLO.
-  """
-  if op.kind == "custom-call":
-    return _flops_of(op, around)
-  if op.kind == "fusion" and "kind=kCustom" in op.line:
-    return sum(_flops_of(each, ops) for ops in inside for each in ops.values())
-  return 0
-
-
-def _flops_of(op: _Op, around: _Computation) -> int:
-  """Operations of one convolution: each place of the output takes a window of all input channels.
-
-  A data gradient of cuDNN's reads the output's gradient and writes the input's; a weight gradient
-  reads both. In HLO a stride of the forward pass puts zeros between the places of a gradient.
-  """
-  labels, window, target = _LABELS.search(op.line), _WINDOW.search(op.line), _kind(op)
-  if not _is_convolution(op) or not labels:
-    return 0
-  first, second = (_sides(around[operand].shape) for operand in op.operands[:2])
-  into, out = first, _sides(op.shape)
-  if "BackwardInput" in target:
-    into, out = out, first
-  elif "BackwardFilter" in target:
-    out = second
-  zeros = _LHS_DILATE.search(op.line)
-  size, spread = (math.prod(map(int, m[1].split("x"))) if m else 1 for m in (window, zeros))
-  return 2 * math.prod(out) * size * into[labels[1].index("f")] // spread
 
 
 def _sides(shape: str) -> list[int]:

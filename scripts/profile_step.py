@@ -3,15 +3,19 @@
     python scripts/profile_step.py --config=configs/cifar10.py --steps=20 --out=profile.json
     python scripts/profile_step.py --config=configs/imagenet18.py:1 --for=h100 \\
         --image_size=224 --batch_size=256 --out=h100.json
+    python scripts/profile_step.py --config=configs/imagenet_lars.py:81920 --for=h100 --devices=8 \\
+        --batch_size=40 --config.allreduce.group_mb=4
 
 The first command runs steps on the devices of this machine, on noise, under JAX's profiler. Classes
 are those of `kernels.CLASSES`; "gaps" is the time in which no kernel ran. A GPU uses no command
 buffers while it is profiled, so gaps are longer than in a run; kernels are not.
 
 With --for nothing runs: the step is compiled for GPUs that are not there (which needs JAX's CUDA
-plugin, but no GPU), and each class lists its kernels and the bytes that they read and write.
-Operations of convolutions are counted too. Nothing is autotuned or timed; bytes over the memory's
-bandwidth are the least time of kernels that no cache helps.
+plugin, but no GPU), and each class lists its kernels and the bytes that they read and write; bytes
+over the memory's bandwidth are the least time of kernels that no cache helps. For a TPU v5e
+(`pip install jaxspeed[tpu]`) it lists the cycles that libtpu estimates; some operations have no
+estimate, such as gathers. Of several devices it lists the all-reduces in a stream's step, each with
+the kernels beside it and the share of the step's bytes before its start and its end.
 
 A data set in memory trains as in `jaxspeed.train`: on a GPU in one program of --steps steps, each
 of which is counted; on a CPU step by step, as a stream does everywhere.
@@ -19,6 +23,7 @@ of which is counted; on a CPU step by step, as a stream does everywhere.
 
 import collections
 import pathlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -35,8 +40,10 @@ from traces import Run, busy, read_profile
 
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
-from jaxspeed.records import provenance
 from jaxspeed.steps.spec import TrainSpec
+
+# Of a TPU's operations, as libtpu notes them.
+_CYCLES = re.compile(r'^\s+(?:ROOT )?%([\w.\-]+) = .*"estimated_cycles":"(\d+)"', re.MULTILINE)
 
 
 def tables(
@@ -75,20 +82,52 @@ def tables(
   }
 
 
-def count(program: StepProgram, gpu: described_gpus.Gpu) -> dict[str, Any]:
-  """Kernels and bytes of one step by class, without running the program."""
+def count(program: StepProgram, described: str) -> dict[str, Any]:
+  """The kernels of one step by class, without running it: with their bytes, on a TPU cycles."""
   text, steps = program.compiled.as_text(), program.steps
   found = kernels_lib.read(text, trips=steps)
   memory = program.compiled.memory_analysis()
   runs = {kernel.name: kernel.runs / steps for kernel in found}
-  moved = {kernel.name: runs[kernel.name] * kernel.moved / 1e9 for kernel in found}
-  return tables(found, runs, moved, "gigabytes") | {
-    "convolution_gigaflop": sum(runs[kernel.name] * kernel.flops for kernel in found) / 1e9,
-    "milliseconds_at_bandwidth": sum(moved.values()) * 1e12 / gpu.bandwidth,
+  held = {
     "scatters": kernels_lib.scatters(text),
     "temporary_gigabytes": memory.temp_size_in_bytes / 1e9,
     "argument_gigabytes": memory.argument_size_in_bytes / 1e9,
+    "all_reduces": all_reduces(text),
   }
+  if described == described_gpus.TPU:
+    estimates = {name: int(cycles) / 1e6 for name, cycles in _CYCLES.findall(text)}
+    held["without_estimate"] = sum(name not in estimates for name in runs)
+    cycles = {name: number * estimates.get(name, 0.0) for name, number in runs.items()}
+    return tables(found, runs, cycles, "megacycles") | held
+  moved = {kernel.name: runs[kernel.name] * kernel.moved / 1e9 for kernel in found}
+  seconds = sum(moved.values()) * 1e9 / described_gpus.GPUS[described].bandwidth
+  return (
+    tables(found, runs, moved, "gigabytes") | held | {"milliseconds_at_bandwidth": 1e3 * seconds}
+  )
+
+
+def all_reduces(text: str) -> list[dict[str, Any]]:
+  """The all-reduces of a scheduled program outside of its loops, and what runs beside them."""
+  moved, count = 0, 0
+  begun: dict[str, tuple[int, int]] = {}
+  found = []
+  for kernel in kernels_lib.schedule(text):
+    if kernel.kind == "all-reduce-start":
+      begun[kernel.name] = (moved, count)
+    elif kernel.kind in ("all-reduce", "all-reduce-done"):
+      start = begun.get(kernel.operands[0], (moved, count))
+      found.append((kernels_lib.bytes_of(kernel.shape), start, (moved, count)))
+    else:
+      moved, count = moved + kernel.moved, count + 1
+  return [
+    {
+      "megabytes": round(size / 1e6, 4),
+      "start": round(start[0] / moved, 4),
+      "done": round(done[0] / moved, 4),
+      "kernels_beside": done[1] - start[1],
+    }
+    for size, start, done in found
+  ]
 
 
 def record(run: Callable[[int], float], folder: str, *, calls: int) -> float:
@@ -161,52 +200,68 @@ def print_report(report: dict[str, Any], unit: str) -> None:
     print(f"{row[unit]:>12.3f}  {row['class']:<28}{row['kind']}  {row['place']}  {row['result']}")
 
 
+def notes_of(report: dict[str, Any]) -> list[str]:
+  """What is said below the table of a step that was compiled, not run."""
+  notes = [
+    f"compiled, not run; {report['scatters']} scatters; temporary memory "
+    f"{report['temporary_gigabytes']:.2f} GB, arguments {report['argument_gigabytes']:.2f} GB"
+  ]
+  if "milliseconds_at_bandwidth" in report:
+    milliseconds = report["milliseconds_at_bandwidth"]
+    notes.append(f"{report['gigabytes']:.2f} GB are {milliseconds:.2f} ms at the bandwidth")
+  if reduced := report["all_reduces"]:
+    sizes = [each["megabytes"] for each in reduced]
+    beside = " ".join(str(each["kernels_beside"]) for each in reduced)
+    notes.append(
+      f"{len(sizes)} all-reduces of {min(sizes):.3g} to {max(sizes):.3g} MB, {sum(sizes):.2f} MB "
+      f"in all; kernels beside each: {beside}"
+    )
+  return notes
+
+
 def main() -> None:
   make_step = step_program.define_flags()
   steps = flags.DEFINE_integer("steps", 5, "Steps of a program.", lower_bound=1)
-  described = flags.DEFINE_enum(
-    "for", "", ["", *described_gpus.GPUS], "Compile for this GPU instead of running."
-  )
+  kinds = ["", *described_gpus.GPUS, described_gpus.TPU]
+  described = flags.DEFINE_enum("for", "", kinds, "Compile for this device instead of running.")
+  options = flags.DEFINE_multi_string("option", [], "NAME=VALUE of XLA; may be repeated.")
   top = flags.DEFINE_integer("top", 15, "Heaviest kernels that are listed.", lower_bound=0)
   out = benchmarking.define_out()
 
   def bench(scratch: pathlib.Path) -> None:
     step = make_step(described.value)
-    if step.gpu is None:
+    if not described.value:
       use_cache("")
-    spec = step.spec()
+    spec = step.spec(*options.value)
     program = step_program.compile_step(spec, step.phase, steps=steps.value)
     report = {
       "what": f"scripts/profile_step.py: {__doc__.split(chr(10))[0]}",
       "for": described.value or None,
       **step.describe(),
-      "versions": provenance.versions(),
+      "options": options.value,
+      **benchmarking.environment(),
     }
-    if step.gpu:
-      report |= count(program, step.gpu)
-      note = (
-        f"{report['gigabytes']:.2f} GB are {report['milliseconds_at_bandwidth']:.2f} ms at the "
-        f"memory's bandwidth; {report['convolution_gigaflop']:,.0f} GFLOP of convolutions; "
-        f"{report['scatters']} scatters; temporary memory "
-        f"{report['temporary_gigabytes']:.2f} GB; compiled, not run"
-      )
+    if described.value:
+      unit = "megacycles" if described.value == described_gpus.TPU else "gigabytes"
+      report |= count(program, described.value)
+      notes = notes_of(report)
     else:
+      unit = "milliseconds"
       report |= profile(program, spec, str(scratch), steps=steps.value)
-      note = f"{report['wall_milliseconds']:.3f} ms a step by the host's clock"
+      notes = [f"{report['wall_milliseconds']:.3f} ms a step by the host's clock"]
     print(
       f"{report['config']} on {report['device']}, {report['devices']} of them, "
       f"{report['batch_size']} images of {report['image_size']} pixels each, "
       f"{report['precision']}\n"
     )
     report["heaviest"] = report["heaviest"][: top.value]
-    print_report(report, "gigabytes" if step.gpu else "milliseconds")
-    print(f"\n{note}")
-    if not step.gpu:
-      rows = sorted((row["milliseconds"], name) for name, row in report["classes"].items())
-      shares = [(time / report["milliseconds"], name) for time, name in rows[:-5:-1]]
-      listed = ", ".join(f"{name} {share:.0%}" for share, name in shares)
+    print_report(report, unit)
+    print("\n" + "\n".join(notes))
+    if not described.value:
+      rows = sorted((row[unit], name) for name, row in report["classes"].items())
+      listed = ", ".join(f"{name} {time / report[unit]:.0%}" for time, name in rows[:-5:-1])
       what = f"a step of `{report['config']}` under the profiler, batch {report['batch_size']}"
-      figure = f"{report['milliseconds']:.2f} ms, {report['kernels']:.0f} kernels: {listed}"
+      figure = f"{report[unit]:.2f} ms, {report['kernels']:.0f} kernels: {listed}"
       benchmarking.say(report, what, figure)
     benchmarking.write_report(out.value, report)
 

@@ -22,7 +22,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Phase, StepKind, StepRange
+from jaxspeed.planning.plan import Phase, StepRange
 from jaxspeed.records import provenance
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
@@ -40,15 +40,15 @@ class Step:
 
   Attributes:
     config: resolved.
-    mesh: of the devices, or of GPUs that are not there.
+    mesh: of the devices, or of some that are not there.
     phase: the image size and batch size.
-    gpu: the described GPU; None: the devices are there.
+    described: what kind those are (`described_gpus`); '': the devices are there.
   """
 
   config: ConfigDict
   mesh: Mesh
   phase: Phase
-  gpu: described_gpus.Gpu | None
+  described: str
 
   def spec(self, *options: str) -> TrainSpec:
     """The training of the config, with more NAME=VALUE: options of XLA, or config.FIELD=VALUE."""
@@ -64,9 +64,11 @@ class Step:
 
   def describe(self) -> dict[str, Any]:
     """The step in a report."""
+    device = self.mesh.devices.flat[0].device_kind
+    gpu = described_gpus.GPUS.get(self.described)
     return {
       "config": self.config.name,
-      "device": self.gpu.name if self.gpu else provenance.describe_device(),
+      "device": (gpu.name if gpu else device) if self.described else provenance.describe_device(),
       "devices": self.mesh.size,
       "image_size": self.phase.image_size,
       "batch_size": self.phase.batch_size // self.mesh.size,
@@ -77,7 +79,7 @@ class Step:
 def define_flags() -> Callable[[str], Step]:
   """Defines the flags of a recipe and its sizes; returns what makes a `Step` of their values.
 
-  Its argument names a described GPU; "": the devices that are there.
+  Its argument names described devices; '': those that are there.
   """
   config_flag = command_line.define_config_flag()
   devices = flags.DEFINE_integer(
@@ -90,19 +92,17 @@ def define_flags() -> Callable[[str], Step]:
     "batch_size", 0, "Images a device; 0: the phase's batch, divided by the devices.", lower_bound=0
   )
 
-  def make_step(gpu: str) -> Step:
+  def make_step(described: str) -> Step:
     if (config := config_flag.value) is None:
       raise UserError("--config is missing: name a recipe, as in --config=configs/cifar10.py.")
     sizes = {"image_size": image_size.value, "batch_size": batch_size.value}
-    return step_of(config, gpu, devices=devices.value, **sizes)
+    return step_of(config, described, devices=devices.value, **sizes)
 
   return make_step
 
 
-def step_of(
-  config: ConfigDict, gpu: str, *, devices: int = 0, per_host: int = 8, **sizes: int
-) -> Step:
-  """The step of a config on this machine's devices, or on a described GPU if one is named.
+def step_of(config: ConfigDict, described: str, *, devices: int = 0, **sizes: int) -> Step:
+  """The step of a config on this machine's devices, or on described ones if a kind is named.
 
   Args:
     sizes: as for `choose_phase`.
@@ -110,15 +110,13 @@ def step_of(
   Raises:
     UserError: as `described_mesh` and `choose_phase`.
   """
-  if gpu:
-    jax.config.update("jax_platforms", "cpu")
-    mesh = described_gpus.described_mesh(gpu, devices or 1, per_host=per_host)
-    config = resolve(config, described_gpus.GPUS[gpu].precision)
+  if described:
+    mesh = described_gpus.described_mesh(described, devices or 1)
+    config = resolve(config, "bfloat16")
   else:
     mesh = mesh_lib.make_mesh(devices)
     config = resolve(config, precision.resolve(config.precision, mesh.devices.flat[0]))
-  phase = choose_phase(config, devices=mesh.size, **sizes)
-  return Step(config, mesh, phase, described_gpus.GPUS.get(gpu))
+  return Step(config, mesh, choose_phase(config, devices=mesh.size, **sizes), described)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,26 +160,39 @@ def choose_phase(
   """
   phases = make_plan(config).phases
   phase = next((p for p in phases if p.image_size == image_size), phases[0])
-  if not batch_size and phase.batch_size % devices:
+  whole = batch_size * devices or phase.batch_size
+  if whole % (devices * config.accumulate):
     raise UserError(
-      f"{config.name}: the batch of {phase.batch_size} does not divide over {devices} devices; "
-      f"give the images a device with --batch_size."
+      f"{config.name}: a batch of {whole} does not divide over {devices} devices and "
+      f"config.accumulate={config.accumulate}: give the images a device with --batch_size."
     )
-  local = batch_size or phase.batch_size // devices
-  if local % config.accumulate:
-    raise UserError(
-      f"--batch_size={local}: it must be a multiple of config.accumulate={config.accumulate}."
-    )
-  return dataclasses.replace(
-    phase, image_size=image_size or phase.image_size, batch_size=local * devices
-  )
+  return dataclasses.replace(phase, image_size=image_size or phase.image_size, batch_size=whole)
 
 
-def usual_kind(spec: TrainSpec) -> StepKind:
-  """The kind of most steps of a run."""
-  plan = spec.plan
-  kinds = collections.Counter(plan.kind_of(number) for number in range(plan.total_steps))
-  return kinds.most_common(1)[0][0]
+def abstract_arguments(spec: TrainSpec, phase: Phase) -> tuple[Any, ...]:
+  """What a training step takes, as shapes and shardings: the carry, its data and the table.
+
+  The data are a batch, for a stream; else the whole data set and its order.
+  """
+  everywhere, parts = mesh_lib.replicated(spec.mesh), mesh_lib.sharded(spec.mesh)
+  size, n = phase.image_size, spec.plan.train_images
+  streams = spec.config.data.feed == "stream"
+
+  def array(shape: tuple[int, ...], dtype: Any, sharding: Any = everywhere) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+  def batch(n: int, sharding: Any) -> Batch:
+    image = array((n, size, size, 3), jnp.uint8, sharding)
+    label, mask = array((n,), jnp.int32, sharding), array((n,), jnp.bool_, sharding)
+    return Batch(image=image, label=label, mask=mask, flip=mask if streams else None)
+
+  data = batch(phase.batch_size, parts) if streams else batch(n, everywhere)
+  order = () if streams else (Order(array((n,), jnp.int32), array((n,), jnp.bool_)),)
+  first = array((1, size, size, 3), jnp.uint8) if streams else data.image
+  state = jax.eval_shape(on_mesh(init_state, spec), array((2,), jnp.uint32), first)
+  carry = mesh_lib.abstract(Carry(state, jax.eval_shape(MetricSums.zero)), everywhere)
+  table = {name: array(column.shape, jnp.float32) for name, column in spec.plan.table.items()}
+  return (carry, data, *order, table)
 
 
 def compile_step(spec: TrainSpec, phase: Phase, *, steps: int = 1) -> StepProgram:
@@ -192,47 +203,25 @@ def compile_step(spec: TrainSpec, phase: Phase, *, steps: int = 1) -> StepProgra
     phase: its image size and batch size.
     steps: per call, for a data set in memory on a GPU; otherwise a call is one step.
   """
-  everywhere, parts = mesh_lib.replicated(spec.mesh), mesh_lib.sharded(spec.mesh)
-  size, n = phase.image_size, spec.plan.train_images
-  streams, kind = spec.config.data.feed == "stream", usual_kind(spec)
-  device = spec.mesh.devices.flat[0]
-  platform = device.platform if device.platform in ("cpu", "tpu") else "gpu"
-
-  def array(shape: tuple[int, ...], dtype: Any, sharding: Any = everywhere) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-  def batch(n: int, sharding: Any) -> Batch:
-    return Batch(
-      image=array((n, size, size, 3), jnp.uint8, sharding),
-      label=array((n,), jnp.int32, sharding),
-      mask=array((n,), jnp.bool_, sharding),
-    )
-
-  init = on_mesh(init_state, spec)
-  image = array((1, size, size, 3), jnp.uint8)
-  data = batch(phase.batch_size, parts) if streams else batch(n, everywhere)
-  state = jax.eval_shape(init, array((2,), jnp.uint32), image if streams else data.image)
-  carry = mesh_lib.abstract(Carry(state, jax.eval_shape(MetricSums.zero)), everywhere)
-  table = {name: array(column.shape, jnp.float32) for name, column in spec.plan.table.items()}
-  if streams:
-    steps = 1
-    function = batch_step(spec, kind)
-    arguments = (carry, data.replace(flip=data.mask), table)
+  plan, platform = spec.plan, spec.mesh.devices.flat[0].platform
+  platform = platform if platform in ("cpu", "tpu") else "gpu"
+  arguments = abstract_arguments(spec, phase)
+  kinds = collections.Counter(plan.kind_of(number) for number in range(plan.total_steps))
+  kind = kinds.most_common(1)[0][0]  # of most steps of a run
+  if spec.config.data.feed == "stream":
+    steps, function = 1, batch_step(spec, kind)
+  elif platform == "cpu":
+    steps, function = 1, on_mesh(resident_step, spec, phase=phase, kind=kind)
   else:
-    order = Order(array((n,), jnp.int32), array((n,), jnp.bool_))
-    arguments = (carry, data, order, table)
-    if platform == "cpu":
-      steps = 1
-      function = on_mesh(resident_step, spec, phase=phase, kind=kind)
-    else:
-      # An epoch may have any number of steps, whatever the data set's size gives.
-      phase = dataclasses.replace(phase, steps_per_epoch=max(steps, phase.steps_per_epoch))
-      step_ranges = (StepRange(_NEVER, (kind,)),)
-      function = on_mesh(resident_steps, spec, phase=phase, step_ranges=step_ranges)
-      arguments = (*arguments, array((), jnp.int32))
-  options = spec.compiler_options(platform)
+    # An epoch may have any number of steps, whatever the data set's size gives.
+    phase = dataclasses.replace(phase, steps_per_epoch=max(steps, phase.steps_per_epoch))
+    step_ranges = (StepRange(_NEVER, (kind,)),)
+    function = on_mesh(resident_steps, spec, phase=phase, step_ranges=step_ranges)
+    stop = jax.ShapeDtypeStruct((), jnp.int32, sharding=mesh_lib.replicated(spec.mesh))
+    arguments = (*arguments, stop)
   lowered = jax.jit(function, donate_argnums=(0,)).lower(*arguments)
-  return StepProgram(lowered.compile(compiler_options=options), arguments, steps)
+  compiled = lowered.compile(compiler_options=spec.compiler_options(platform))
+  return StepProgram(compiled, arguments, steps)
 
 
 def runner(program: StepProgram, spec: TrainSpec) -> Callable[[int], float]:
@@ -274,17 +263,6 @@ def runner(program: StepProgram, spec: TrainSpec) -> Callable[[int], float]:
   return run
 
 
-def held_bytes(compiled: Any) -> int | None:
-  """Bytes of a program's arguments, results and temporaries on a device; None: not known."""
-  memory = compiled.memory_analysis()
-  return memory and (
-    memory.argument_size_in_bytes
-    + memory.output_size_in_bytes
-    + memory.temp_size_in_bytes
-    - memory.alias_size_in_bytes
-  )
-
-
 def prepare(
   step: Step, *options: str, steps: int = 1
 ) -> tuple[Callable[[int], float], dict[str, Any]]:
@@ -292,7 +270,13 @@ def prepare(
   spec, start = step.spec(*options), time.perf_counter()
   program = compile_step(spec, step.phase, steps=steps)
   compile_s = time.perf_counter() - start
-  held = held_bytes(program.compiled)
+  memory = program.compiled.memory_analysis()
+  held = memory and (
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    + memory.temp_size_in_bytes
+    - memory.alias_size_in_bytes
+  )
   return runner(program, spec), {
     "compile_s": compile_s,
     "memory_gb": held and held / 1e9,

@@ -19,12 +19,12 @@ def norm(x: Tensor, part: Any, stats: Any, momentum: float = 0.1, epsilon: float
   return functional.batch_norm(x, *moving, part.get("scale"), part["bias"], True, momentum, epsilon)
 
 
-def resnet9(params: Any, stats: Any, x: Tensor, celu_alpha: float | None) -> Tensor:
+def resnet9(params: Any, stats: Any, x: Tensor) -> Tensor:
   """The first rung of cifar10-fast's ladder: pools after the activations."""
 
   def block(x, name):
     x = norm(convolve(x, params[name]["conv"]), params[name]["norm"], stats[name]["norm"])
-    return functional.relu(x) if celu_alpha is None else functional.celu(x, celu_alpha)
+    return functional.relu(x)
 
   def residual(x, name):
     return x + block(block(x, f"{name}_residual1"), f"{name}_residual2")

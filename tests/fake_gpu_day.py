@@ -14,7 +14,7 @@ H100 = gpu_day.Machine("1 x NVIDIA H100 80GB HBM3", 1, "")
 SCRIPT = """
 import json, os, pathlib, sys, time
 *arguments, out = sys.argv[1:]
-report = {"what": "Fake.", "devices": 1, "said": [], "arguments": arguments}
+report = {"what": "Fake.", "devices": 1, "said": [["it", "2 s"]], "arguments": arguments}
 report |= {"accuracy": 0.1, "pid": os.getpid()}
 pathlib.Path(out.removeprefix("--out=")).write_text(json.dumps(report))
 print("one", "two", sep="\\n")

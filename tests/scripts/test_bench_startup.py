@@ -1,5 +1,6 @@
 """The parts of a start are those of the line that a run prints; a mistake leaves nothing behind."""
 
+import json
 import sys
 import tempfile
 
@@ -37,12 +38,26 @@ def call(tmp_path, monkeypatch, capfd):
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(sys, "argv", ["bench_startup.py", *arguments])
-    with fresh_flags(), pytest.raises(SystemExit) as ended:
-      bench_startup.main()
+    code = 0
+    with fresh_flags():
+      try:
+        bench_startup.main()
+      except SystemExit as ended:
+        code = ended.code
     assert list(temporary.iterdir()) == []
-    return ended.value.code, capfd.readouterr().err
+    return code, capfd.readouterr().err
 
   return call
+
+
+def test_parts_are_said_cold_and_warm(call, tmp_path, capsys):
+  events = '{"event": "header", "starting": "' + LINE + '"}'
+  out = tmp_path / "out.json"
+  assert call(f"echo '{events}'; exec sleep 600", RECIPE, "--warm=2", f"--out={out}")[0] == 0
+  report = json.loads(out.read_text())
+  assert report["cold"]["compile"] == 2.0 and len(report["warm"]) == 2
+  said = dict(report["said"])
+  assert said["total, s"] == "9.5 cold, 9.5 ± 0.0 warm" and "cpu seconds, s" in said
 
 
 def test_a_start_that_fails_gives_its_code(call):
@@ -54,20 +69,3 @@ def test_a_start_that_fails_gives_its_code(call):
 
 def test_sigterm_ends_the_start_and_leaves_nothing(call):
   assert call("kill -TERM $PPID; exec sleep 600", RECIPE)[0] == 143
-
-
-def test_the_table_has_a_line_for_each_part():
-  start = bench_startup.parts_of(LINE) | {"cpu_seconds": 4.75}
-  slower = {name: seconds + 2 for name, seconds in start.items()}
-  slower.pop("compile")
-  lines = bench_startup.table(slower | {"devices": 0.25}, [start, start]).splitlines()
-  assert lines[0].split() == ["seconds", "cold", "warm,", "n", "=", "2"]
-  rows = {line[:24].strip(): line[24:].split() for line in lines[1:]}
-  assert rows["total"] == ["11.5", "9.5", "±", "0.0"] and rows["compile"] == [
-    "-",
-    "2.0",
-    "±",
-    "0.0",
-  ]
-  assert rows["devices"] == ["0.2", "-"] and "cpu seconds" in rows
-  assert bench_startup.table(start, []).splitlines()[1].split() == ["total", "9.5", "-"]

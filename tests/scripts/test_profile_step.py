@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import types
 
 import described_gpus
 import jax
@@ -23,6 +24,7 @@ from jaxspeed.errors import UserError
 from jaxspeed.models.layers.conv import Conv
 from jaxspeed.models.layers.norm import Norm
 from jaxspeed.models.layers.pool import max_pool
+from jaxspeed.scaling.allreduce_time import exchange_of
 
 # As XLA writes them for a GPU: a loop of three, cuDNN, a fusion that takes a row of its operand.
 PROGRAM = """HloModule jit_step, is_scheduled=true
@@ -84,9 +86,6 @@ def test_kernels_of_a_program_with_their_bytes_runs_and_classes():
     "compare.1": ("elementwise", 1 + 4 + 4, 3),
     "fusion.1": ("optimizer", 3 * 4 * 8, 1),  # a row of 8 of the table's 100
   }
-  # Two for each of 2 x 4 x 4 pixels, 9 of a window, 8 and 16 channels, in each direction.
-  flops = {kernel.flops for name, kernel in found.items() if name.startswith("conv.")}
-  assert flops == {2 * 2 * 4 * 4 * 9 * 8 * 16}
   assert found["conv.1"].kind == "__cudnn$convForward"
   assert kernels.place_of(found["conv.2"]) == "transpose(jvp(Net))/conv/conv_general_dilated"
   assert kernels.module_name(PROGRAM) == "jit_step"
@@ -111,11 +110,91 @@ ENTRY %main (y: bf16[2,2,2,16], kernel: bf16[16,3,3,8]) -> f32[2,4,4,8] {
 """  # noqa: E501
 
 
-def test_convolutions_inside_graphs_of_cudnn_are_counted():
+def test_a_graph_of_cudnn_is_what_its_convolution_is():
   (graph,) = kernels.read(GRAPH)
   assert graph.purpose == "convolution data gradient"
-  # As the forward pass: two for each of 2 x 2 x 2 outputs, 9 of a window, 8 and 16 channels.
-  assert graph.flops == 2 * 2 * 2 * 2 * 9 * 8 * 16
+
+
+# Bytes: 8 MB a fusion, 4 MB the negation at the end of the last one's operand.
+SCHEDULE = """HloModule toy, is_scheduled=true
+
+%inside (p: f32[1000000]) -> f32[1000000] {
+  ROOT %n = f32[1000000]{0} negate(%p)
+}
+
+ENTRY %main (a: f32[1000000]) -> f32[1000000] {
+  %a = f32[1000000]{0} parameter(0)
+  %f = f32[1000000]{0} fusion(%a), kind=kLoop, calls=%inside
+  %s = ((f32[1000000]{0}), f32[1000000]{0}) all-reduce-start(%f), channel_id=1, to_apply=%add
+  %g = f32[1000000]{0} fusion(%a), kind=kLoop, calls=%inside
+  %h = f32[1000000]{0} fusion(%g), kind=kLoop, calls=%inside
+  %d = f32[1000000]{0} all-reduce-done(%s)
+  ROOT %i = f32[1000000]{0} fusion(%d), kind=kLoop, calls=%inside
+}
+"""
+
+
+def test_a_schedule_tells_what_runs_between_start_and_done():
+  (row,) = profile_step.all_reduces(SCHEDULE)
+  assert row == {"megabytes": 4.0, "start": 1 / 4, "done": 3 / 4, "kernels_beside": 2}
+
+
+def test_groups_of_a_toy_net_are_those_that_are_counted():
+  config = load_recipe("imagenette.py")
+  config.model.width = 4
+  exchange, counts = exchange_of(config), []
+  for group_mb in (0.0, 0.05):
+    config.allreduce.group_mb = group_mb
+    step = step_program.step_of(config, "", devices=4, batch_size=1, image_size=8)
+    assert (step.phase.batch_size, step.phase.image_size, step.config.precision) == (
+      4,
+      8,
+      "float32",
+    )
+    program = step_program.compile_step(step.spec(), step.phase)
+    rows = profile_step.all_reduces(program.compiled.as_text())
+    expected = [size / 1e6 for _, size in exchange.groups(group_mb)]
+    compiled = sorted(each["megabytes"] for each in rows)
+    assert compiled == pytest.approx(sorted(expected), abs=1e-4)
+    counts.append(len(rows))
+  assert counts[0] == 2 < counts[1]
+
+
+TPU = """HloModule jit_step, is_scheduled=true
+
+%body (p: (bf16[8,4])) -> (bf16[8,4]) {
+  %p = (bf16[8,4]{1,0:T(8,128)(2,1)}) parameter(0)
+  %x = bf16[8,4]{1,0:T(8,128)(2,1)} get-tuple-element(%p), index=0
+  %y = bf16[8,4] copy(%x), op_name="jvp(Airbench)/group1/norm1/mul" "estimated_cycles":"3000000"
+  %g = bf16[8,4]{1,0:T(8,128)(2,1)} gather(%y), metadata={op_name="augment/gather"}
+  ROOT %t = (bf16[8,4]{1,0:T(8,128)(2,1)}) tuple(%g)
+}
+
+ENTRY %main (a: bf16[8,4]) -> bf16[8,4] {
+  %a = bf16[8,4]{1,0:T(8,128)(2,1)} parameter(0)
+  %u = bf16[8,4]{1,0:T(8,128)(2,1)} negate(%a), backend_config={"estimated_cycles":"4000000"}
+  %b = (bf16[8,4]{1,0:T(8,128)(2,1)}) tuple(%u)
+  %w = (bf16[8,4]{1,0:T(8,128)(2,1)}) while(%b), condition=%until, body=%body
+  %r = f32[250000]{0:T(1024)} all-reduce(%u), to_apply=%sum
+  ROOT %c = bf16[8,4]{1,0:T(8,128)(2,1)} get-tuple-element(%w), index=0
+}
+
+%until (p: (bf16[8,4])) -> pred[] {
+  %q = (bf16[8,4]{1,0:T(8,128)(2,1)}) parameter(0)
+  ROOT %s = pred[] constant(true)
+}
+"""
+
+
+def test_cycles_of_a_step_on_a_tpu():
+  memory = types.SimpleNamespace(temp_size_in_bytes=12e9, argument_size_in_bytes=5e9)
+  compiled = types.SimpleNamespace(as_text=lambda: TPU, memory_analysis=lambda: memory)
+  found = profile_step.count(step_program.StepProgram(compiled, (), steps=8), "v5e")
+  assert found["megacycles"] == 3.5  # an eighth of what is before the loop
+  assert found["classes"]["copy"]["megacycles"] == 3.0
+  assert found["without_estimate"] == 2 and found["kernels"] == 2 + 2 / 8
+  assert found["temporary_gigabytes"] == 12.0
+  assert [each["megabytes"] for each in found["all_reduces"]] == [1.0]
 
 
 class Net(nn.Module):
@@ -190,7 +269,9 @@ def test_what_a_batch_cannot_be_is_told():
   with pytest.raises(UserError, match="4096 does not divide over 3 devices"):
     choose(devices=3, image_size=0, batch_size=0)
   config.accumulate = 2
-  with pytest.raises(UserError, match="--batch_size=33: it must be a multiple of .*accumulate=2"):
+  with pytest.raises(
+    UserError, match="batch of 33 does not divide .*accumulate=2: give .*--batch_size"
+  ):
     choose(devices=1, image_size=0, batch_size=33)
 
 
@@ -199,9 +280,17 @@ def test_a_compiler_that_is_missing_is_told_with_its_packages(monkeypatch):
   version = jax.__version__
   with pytest.raises(UserError, match=f"pip install jax-cuda13-plugin=={version} jax-cuda13-pjrt"):
     described_gpus.described_mesh("h100")
-  # The plugin for CUDA 13 knows no Volta.
-  with pytest.raises(UserError, match=f"pip install jax-cuda12-plugin=={version} .*nvcc-cu12"):
-    described_gpus.described_mesh("v100")
+  with pytest.raises(UserError, match="do not divide over hosts of 8"):
+    described_gpus.described_mesh("h100", 13)
+
+  def missing(**_):
+    raise RuntimeError("Unable to initialize backend 'tpu'")
+
+  monkeypatch.setattr(described_gpus.topologies, "get_topology_desc", missing)
+  with pytest.raises(UserError, match="v5e:2x4 .*pip install libtpu"):
+    described_gpus.described_mesh("v5e", 8)
+  with pytest.raises(UserError, match="a slice of v5e has 1, 8, 256"):
+    described_gpus.described_mesh("v5e", 2)
 
 
 def test_a_step_is_compiled_for_a_gpu_that_is_not_there(tmp_path):

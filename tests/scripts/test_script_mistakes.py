@@ -10,7 +10,6 @@ from commands import ROOT, environment
 @pytest.mark.parametrize(
   "script, arguments, message",
   [
-    ("bench_allreduce", ["--megabytes=1"], "needs two devices, and JAX sees one"),
     ("bench_cifar", [], "--config=FILE.py names the recipe to time"),
     ("bench_cifar", ["--config=configs/imagenet18.py:1"], "config.data.feed='stream': only sets"),
     ("bench_resnet50", ["--frameworks=tensorflow"], "choose from jaxspeed, torch"),
@@ -19,12 +18,7 @@ from commands import ROOT, environment
     ("bench_startup", [], "--config is missing"),
     ("bench_startup", ["b.py"], "'b.py' is not a flag"),
     ("bench_startup", ["--config=quickstart", "--out=nowhere/a.json"], "nowhere/a.json cannot be"),
-    ("count_allreduces", ["--config=configs/cifar10.py"], "name one of configs/imagenet"),
-    (
-      "count_allreduces",
-      ["--config=configs/imagenette.py", "--devices=8,x"],
-      "--devices=8,x: give",
-    ),
+    ("profile_step", ["--config=configs/cifar10.py", "--for=h200"], "--for=h200"),
     ("bench_input", ["--data=x", "--warm_batches=0"], "--warm_batches=0"),
     ("bench_input", ["--data=nowhere", "--pipelines=none"], "choose from jaxspeed"),
     ("bench_input", ["--data=x", "--out=nowhere/a.json"], "nowhere/a.json cannot be written"),
