@@ -179,8 +179,8 @@ class Day:
   def _todo(self) -> list[Part]:
     """Parts in order of value; those that failed or were cut off come last."""
     given, states = self._given, self._states
-    asked = [part for part in gpu_parts.PARTS if part.name in given.parts]
-    asked = [part for part in asked if part.toy is not None or not given.dry_run]
+    parts = gpu_parts.in_a_dry_run() if given.dry_run else gpu_parts.PARTS
+    asked = [part for part in parts if part.name in given.parts]
     new = [part for part in asked if given.again or part.name not in states]
     return new + [p for p in asked if p not in new and states[p.name] != "done"]
 
@@ -194,18 +194,22 @@ class Day:
       return "it needs --peer=SCRIPT"
     if part.peers and self._machine.torch and not self._given.dry_run:
       return self._machine.torch
-    if left < part.least and not self._given.dry_run:
-      return f"it needs {part.least:g} min and {max(0.0, left):.1f} of --minutes are left"
+    if left < part.most / 2 and not self._given.dry_run:
+      return f"it needs {part.most / 2:g} min and {max(0.0, left):.1f} of --minutes are left"
     return ""
 
-  def _arguments(self, part: Part, data: object, peers: Iterable[object]) -> list[str]:
-    """The arguments of a part's script, for a data set and peers."""
-    arguments = list(part.toy or () if self._given.dry_run else part.arguments)
-    arguments += [f"--config.data.path={data}"] * part.trains
-    arguments += [f"--peer={path}" for path in peers if part.peers]
+  def _words(self, part: Part, data: object, peers: Iterable[object]) -> list[str]:
+    """A part's script and its arguments, for a data set and peers."""
+    words = part.command.split()
+    if self._given.dry_run:
+      # Options of XLA add up, so the part's own ones go.
+      words = [word for word in words if not word.startswith("--option")]
+      words += gpu_parts.TOYS[words[0]].split()
+    words += [f"--config.data.path={data}"] * part.trains
+    words += [f"--peer={path}" for path in peers if part.peers]
     if part.torch and self._machine.torch:
-      arguments.append("--frameworks=jaxspeed")
-    return arguments
+      words.append("--frameworks=jaxspeed")
+    return words
 
   def _measure(self, part: Part, left: float, count: str) -> str:
     """Runs a part and keeps what it wrote, also if it is cut off or fails; returns its state."""
@@ -217,17 +221,16 @@ class Day:
     raw.unlink(missing_ok=True)
     entry: dict[str, Any] = {
       "toy": self._given.dry_run,
-      "script": part.script.rpartition("/")[2],
       # Without this machine's paths, so that it can be committed.
-      "arguments": self._arguments(part, "DATA", [path.name for path in self._peers]),
+      "command": " ".join(self._words(part, "DATA", [path.name for path in self._peers])),
       "no_comparison": self._machine.torch if part.torch else "",
       "machine": self._described,
       "state": "cut off",
       "reason": "the call was stopped",
     }
-    arguments = self._arguments(part, self._data, self._peers)
-    command = [sys.executable, str(ROOT / "scripts" / part.script), *arguments, f"--out={raw}"]
-    print(f"{count}: {part.title}, at most {minutes:.1f} min", flush=True)
+    script, *arguments = self._words(part, self._data, self._peers)
+    command = [sys.executable, str(ROOT / "scripts" / script), *arguments, f"--out={raw}"]
+    print(f"{count}: {entry['command']}, at most {minutes:.1f} min", flush=True)
     clocks: list[list[float]] = []
     start = time.monotonic()
     with log.open("w") as output:

@@ -51,7 +51,7 @@ def markdown(out: pathlib.Path, skipped: Mapping[str, str] | None = None) -> str
     report = reports.get(part.name)
     if report is None:
       reason = (skipped or {}).get(part.name, "no call has come to it")
-      lacking.append(f"- {part.name}, {part.title}: not run: {reason}")
+      lacking.append(f"- {part.name}: not run: {reason}")
       continue
     entry, file = report["gpu_day"], f"gpu_day/{part.name}"
     note = "" if entry["state"] == "done" else f" ({entry['state']})"
@@ -61,7 +61,7 @@ def markdown(out: pathlib.Path, skipped: Mapping[str, str] | None = None) -> str
       lacking.append(f"- {part.name}: no comparison with PyTorch: {without}")
     if note:
       reason = f"{entry['state']}: {entry['reason']}"
-      lacking.append(f"- {part.name}, {part.title}: {reason}, `{file}.log`")
+      lacking.append(f"- {part.name}: {reason}, `{file}.log`")
   blocks = [
     "\n".join([title, "", "| measured | figure | file |", "|---|---|---|", *rows])
     for title, rows in tables.items()

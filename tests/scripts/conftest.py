@@ -24,10 +24,11 @@ def parts(tmp_path, monkeypatch):
 
   def set_parts(**does):
     made = [
-      gpu_parts.Part(name, f"part {name}", str(script), (first,), **{"least": 0, "most": 1} | more)
+      gpu_parts.Part(name, command=f"{script} {first}", **{"most": 1} | more)
       for name, (first, more) in does.items()
     ]
     monkeypatch.setattr(gpu_parts, "PARTS", tuple(made))
+    monkeypatch.setattr(gpu_parts, "TOYS", {str(script): ""})
 
   return set_parts
 

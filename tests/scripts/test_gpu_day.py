@@ -19,13 +19,13 @@ from peer_script import PEER
 
 
 def test_what_is_done_is_kept_and_what_failed_comes_last(parts, call, tmp_path):
-  parts(a=("fail", {}), b=("go", {}), c=("go", {"devices": 2}), d=("go", {"least": 99}))
+  parts(a=("fail", {}), b=("go", {}), c=("go", {"devices": 2}), d=("go", {"most": 198}))
   code, states, out, _ = call()
   assert code == 1
   assert states == {"a": "failed", "b": "done"}
-  assert "- a, part a: failed: code 1: no kernel image is available, `gpu_day/a.log`" in out
-  assert "- c, part c: not run: it needs 2 devices and there is 1" in out
-  assert "- d, part d: not run: it needs 99 min and 15.8 of --minutes are left" in out
+  assert "- a: failed: code 1: no kernel image is available, `gpu_day/a.log`" in out
+  assert "- c: not run: it needs 2 devices and there is 1" in out
+  assert "- d: not run: it needs 99 min and 15.8 of --minutes are left" in out
   told = kept(tmp_path, "b")["gpu_day"]
   assert told["state"] == "done" and told["machine"]["device"] == H100.device
   assert told["machine"]["versions"]["jax"] and "commit" in told["machine"]
@@ -48,7 +48,7 @@ def test_a_part_is_cut_off_at_its_limit_and_keeps_what_it_wrote(parts, call, tmp
   code, states, out, _ = call()
   assert (code, states) == (0, {"a": "cut off", "b": "done"})
   assert kept(tmp_path, "a")["gpu_day"]["reason"] == "after 0.1 min"
-  assert "part a: cut off" in out
+  assert "- a: cut off: after 0.1 min" in out
 
 
 def test_runs_need_data_and_peers_get_them(parts, call, tmp_path, monkeypatch):
@@ -57,16 +57,16 @@ def test_runs_need_data_and_peers_get_them(parts, call, tmp_path, monkeypatch):
   data.mkdir()
   peer.write_text("")
   code, states, out, _ = call(f"--peer={peer}")
-  assert (code, states) == (0, {}) and "- a, part a: not run: it needs --data=CIFAR-10" in out
+  assert (code, states) == (0, {}) and "- a: not run: it needs --data=CIFAR-10" in out
   code, states, out, _ = call(f"--data={data}")
-  assert (code, states) == (0, {"a": "done"}) and "b, part b: not run: it needs --peer" in out
+  assert (code, states) == (0, {"a": "done"}) and "b: not run: it needs --peer" in out
   assert call(f"--data={data}", f"--peer={peer}")[1] == {"a": "done", "b": "done"}
   assert kept(tmp_path, "a")["arguments"][1:] == [f"--config.data.path={data}"]
   report = kept(tmp_path, "b")
   assert report["arguments"][1:] == [f"--config.data.path={data}", f"--peer={peer}"]
   # What can be committed has no path of this machine.
-  assert report["gpu_day"]["arguments"] == ["go", "--config.data.path=DATA", "--peer=peer.py"]
-  assert str(tmp_path) not in json.dumps(report["gpu_day"])
+  assert report["gpu_day"]["command"].endswith("go --config.data.path=DATA --peer=peer.py")
+  assert f"{data}" not in json.dumps(report["gpu_day"])
 
 
 def test_the_commit_that_is_named_is_that_of_all_figures(parts, call, tmp_path):
@@ -83,7 +83,7 @@ def test_without_pytorch_only_ours_is_measured(parts, call, tmp_path, monkeypatc
   out = call(f"--peer={ROOT / 'README.md'}")[2]
   assert kept(tmp_path, "a")["arguments"] == ["go", "--frameworks=jaxspeed"]
   assert "- a: no comparison with PyTorch: PyTorch sees no GPU" in out
-  assert "- b, part b: not run: PyTorch sees no GPU" in out
+  assert "- b: not run: PyTorch sees no GPU" in out
   monkeypatch.setattr(gpu_day, "probe", lambda dry_run: H100)
   call("--again")
   assert kept(tmp_path, "a")["arguments"] == ["go"]
@@ -118,8 +118,7 @@ def begin(tmp_path):
     code = (
       "import gpu_day, gpu_parts, sys\n"
       "gpu_day.probe = lambda dry_run: gpu_day.Machine('GPU', 1, '')\n"
-      f"gpu_parts.PARTS = (gpu_parts.Part('a', 'part a', {str(script)!r}, ({does!r},), 0, 1,"
-      f" ({does!r},)),)\n"
+      f"gpu_parts.PARTS = (gpu_parts.Part('a', 1, {f'{script} {does}'!r}),)\n"
       f"sys.argv[1:] = {[*arguments]!r}\n"
       "gpu_day.main()\n"
     )
@@ -159,7 +158,7 @@ def test_a_signal_ends_the_children_and_says_where_it_stands(number, hanging, tm
   process.send_signal(number)
   out, err = process.communicate(timeout=120)
   assert process.returncode == 128 + number and "Traceback" not in err
-  assert "- a, part a: cut off: the call was stopped, `gpu_day/a.log`" in out
+  assert "- a: cut off: the call was stopped, `gpu_day/a.log`" in out
   assert json.loads((tmp_path / "gpu_day" / "a.json").read_text())["what"] == "Fake."
   assert "KeyboardInterrupt" in (tmp_path / "gpu_day" / "a.log").read_text()
   with pytest.raises(ProcessLookupError):
@@ -177,8 +176,6 @@ def test_scripts_and_recipes_of_the_parts_are_there():
   from recipes import get_config
 
   assert len({part.name for part in gpu_parts.PARTS}) == len(gpu_parts.PARTS)
-  # A dry run takes every path: each script has a part at toy size.
-  assert {p.script for p in gpu_parts.PARTS} == {p.script for p in gpu_parts.PARTS if p.toy}
   # Our own figures come first, and the peers after them.
   names = [part.name for part in gpu_parts.PARTS]
   assert names[:3] == [part.name for part in gpu_parts.PARTS if part.trains and not part.peers]
@@ -188,10 +185,10 @@ def test_scripts_and_recipes_of_the_parts_are_there():
     (ROOT / "scripts" / name).read_text() for name in ("step_program.py", "benchmarking.py")
   )
   for part in gpu_parts.PARTS:
-    text = (ROOT / "scripts" / part.script).read_text()
-    assert 0 < part.least < part.most <= 15
-    text += shared
-    for argument in (*part.arguments, *(part.toy or ())):
+    script, *arguments = part.command.split()
+    text = (ROOT / "scripts" / script).read_text() + shared
+    assert 0 < part.most <= 15
+    for argument in (*arguments, *gpu_parts.TOYS[script].split()):
       flag, _, value = argument.removeprefix("--").partition("=")
       if flag == "config":
         file, _, variant = value.partition(":")
@@ -246,7 +243,7 @@ def report_of(dry, name):
 def test_a_dry_run_takes_every_path(dry):
   reports = gpu_tables.read(dry[0])
   states = {name: report["gpu_day"]["state"] for name, report in reports.items()}
-  assert states == {part.name: "done" for part in gpu_parts.PARTS if part.toy}
+  assert states == {part.name: "done" for part in gpu_parts.in_a_dry_run()}
   assert "TOY SIZE, NO MEASUREMENT: CPU; " in dry[1]
   for entry in states:
     assert f"| `gpu_day/{entry}.json` |" in dry[1]

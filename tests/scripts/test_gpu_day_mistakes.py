@@ -47,7 +47,7 @@ def test_a_part_whose_file_cannot_be_read_is_measured_anew(content, parts, call,
   (folder / "a.json").write_text(content)
   code, _, out, _ = call("--table")
   assert code == 0 and "| all-reduce of 1 MB over 1 devices | 2.000 ms, 3.0 GB/s |" in out
-  assert "- a, part a: not run: no call has come to it" in out
+  assert "- a: not run: no call has come to it" in out
   assert call()[:2] == (0, {"a": "done", "b": "done"})
 
 
