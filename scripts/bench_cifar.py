@@ -21,7 +21,6 @@ In this order, and never two at once:
 The report is written after every step: a benchmark that is cut off keeps what it has.
 """
 
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -29,15 +28,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import benchmarking
 from absl import flags
-from cifar_sides import Ended, Ours, Peer, Side, find_peers, write_peer_images
+from cifar_sides import Ended, Run, Runs, find_peers, ours, peer, write_peer_images
 from ml_collections import ConfigDict
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.config import stored as stored_lib
 from jaxspeed.config.checks import to_flags
 from jaxspeed.errors import UserError
 from jaxspeed.records.statistics import p_value_of_at_most
@@ -95,45 +94,56 @@ def count_tflop(recipe: list[str], resolved: ConfigDict, folder: pathlib.Path) -
   return total
 
 
-def take_turns(sides: list[Side], rounds: int, save: Callable[[], None]) -> None:
-  """Lets the sides make their runs in turns; calls `save` after each.
-
-  Args:
-    sides: ours first.
-    rounds: runs of each.
-    save: what keeps the runs so far.
-  """
-  for _, side in benchmarking.turns(sides, rounds):
-    side.run()
-    save()
-
-
-def summary_of(side: Side) -> dict[str, Any]:
-  """The runs of a side, with the means of their seconds and accuracies."""
-  if not side.runs:
+def summary_of(runs: list[Run]) -> dict[str, Any]:
+  """Runs, with the means of their seconds and accuracies."""
+  if not runs:
     return {}
   return {
-    "seconds": benchmarking.interval([run.seconds for run in side.runs]),
-    "accuracy": benchmarking.interval([run.accuracy for run in side.runs]),
-    "runs": [dataclasses.asdict(run) for run in side.runs],
+    "seconds": benchmarking.interval([run.seconds for run in runs]),
+    "accuracy": benchmarking.interval([run.accuracy for run in runs]),
+    "runs": [dataclasses.asdict(run) for run in runs],
   }
 
 
-def of_ours(ours: Side, target: float) -> dict[str, Any]:
-  """The part of the report that says what our runs took."""
-  summary, accuracies = summary_of(ours), [run.accuracy for run in ours.runs]
-  if len(accuracies) > 1:
-    summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, target)
-  return {"n": len(ours.runs), "target": target, "jaxspeed": summary}
+class Rounds:
+  """Our runs so far, which a report gets, alone or in turns with a peer's.
 
+  Args:
+    ours: our runs, one at each `next`, after the warm-up.
+    rounds: how many of each in `take`.
+    report: written to `out` after each run.
+  """
 
-def of_peer(peer: Side, ours: list[float]) -> dict[str, Any]:
-  """What a peer's runs took, and the ratio of `ours`, our seconds in the same rounds, to it."""
-  summary, theirs = summary_of(peer), [run.seconds for run in peer.runs]
-  if theirs and ours:
-    ratio = benchmarking.ratio_of_rounds(ours, theirs)
-    summary |= {"ours": benchmarking.interval(ours), "ratio_of_rounds": ratio}
-  return summary
+  def __init__(self, ours: Runs, rounds: int, report: Report, out: str) -> None:
+    self._ours, self._rounds, self._report, self._out = ours, rounds, report, out
+    self._runs: list[Run] = []
+
+  def take(self, name: str = "", peer: Runs | None = None) -> None:
+    """Takes some rounds of our runs, in turns with those of the peer that is named."""
+    before, theirs = len(self._runs), list[Run]()
+    sides = [(self._ours, self._runs), *([(peer, theirs)] if peer else [])]
+    for _, (side, runs) in benchmarking.turns(sides, self._rounds):
+      run = next(side)
+      assert run is not None
+      runs.append(run)
+      self._save(name, self._runs[before:], theirs)
+
+  def _save(self, name: str, ours: list[Run], theirs: list[Run]) -> None:
+    report, summary = self._report, summary_of(self._runs)
+    accuracies = [run.accuracy for run in self._runs]
+    if len(accuracies) > 1:
+      summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, report["target"])
+    report |= {"n": len(accuracies), "jaxspeed": summary}
+    if theirs:
+      seconds = [[run.seconds for run in runs] for runs in (ours, theirs)]
+      report["peers"][name] = summary_of(theirs)
+      if ours:
+        ratio = benchmarking.ratio_of_rounds(*seconds)
+        report["peers"][name] |= {
+          "ours": benchmarking.interval(seconds[0]),
+          "ratio_of_rounds": ratio,
+        }
+    write(self._out, report)
 
 
 def said_of(report: Report) -> list[tuple[str, str]]:
@@ -178,40 +188,32 @@ def write(out: str, report: Report) -> None:
 
 
 def run_beside(
-  name: str, script: pathlib.Path, ours: Ours, given: Any, report: Report, scratch: pathlib.Path
+  name: str, script: pathlib.Path, rounds: Rounds, report: Report, scratch: pathlib.Path
 ) -> None:
   """Our runs and a peer's in turns; a peer that fails is left out from then on.
 
   Args:
     name: the peer's in the report.
     script: its file.
-    ours: our side, held.
-    given: the values of the flags.
-    report: gets both sides' runs, and is written after each.
+    rounds: of our side, held.
+    report: says why it failed, if so.
     scratch: a folder that holds images/ for the peer.
 
   Raises:
     UserError: our own side failed.
   """
-  first, start, folder = len(ours.runs), time.perf_counter(), scratch / name.replace("/", "_")
+  start, folder = time.perf_counter(), scratch / name.replace("/", "_")
   folder.mkdir()
   (folder / "cifar10").symlink_to(scratch / "images", target_is_directory=True)
-  with contextlib.closing(Peer(script, folder)) as peer:
-
-    def save(**more: str) -> None:
-      beside = [run.seconds for run in ours.runs[first:]]
-      report["peers"][name] = of_peer(peer, beside) | more
-      report.update(of_ours(ours, report["target"]), device=ours.result.get("device"))
-      write(given.out, report)
-
-    try:
-      print(f"{name}: compiles and warms up", flush=True)
-      peer.wait()
+  print(f"{name}: compiles and warms up", flush=True)
+  try:
+    with peer(script, folder) as runs:
+      next(runs)
       print(f"{name}: warm after {time.perf_counter() - start:.1f} s", flush=True)
-      take_turns([ours, peer], given.runs, save)
-    except Ended as error:
-      save(failed=str(error))
-      print(f"{name} is left out from here on: {error}", flush=True)
+      rounds.take(name, runs)
+  except Ended as error:
+    report["peers"].setdefault(name, {})["failed"] = str(error)
+    print(f"{name} is left out from here on: {error}", flush=True)
 
 
 def bench(
@@ -248,23 +250,18 @@ def bench(
 
     if problem := write_peer_images(open_data(config), scratch / "images"):
       print(f"the peers have no images: {problem}")
-  runs = given.runs * max(1, len(peers))
-  with contextlib.closing(Ours(train, runs, scratch, alone=not peers)) as ours:
+  number, workdir = given.runs * max(1, len(peers)), scratch / "runs"
+  with ours(train, number, workdir, report, alone=not peers) as runs:
     print("jaxspeed: compiles and warms up", flush=True)
-    ours.warm_up()
-
-    def save() -> None:
-      report.update(of_ours(ours, config.target), device=ours.result["device"])
-      write(given.out, report)
-
+    next(runs)
+    resolved = stored_lib.load(workdir / "config.json")
+    rounds = Rounds(runs, given.runs, report, given.out)
     for name, script in peers.items():
-      run_beside(name, script, ours, given, report, scratch)
-    if not ours.runs:
-      take_turns([ours], given.runs, save)
-  resolved = ours.config
+      run_beside(name, script, rounds, report, scratch)
+    if all("runs" not in each for each in report["peers"].values()):
+      rounds.take()
   report |= {
     "precision": resolved.precision,
-    "memory_gb": ours.memory_gb,
     "ceiling_tflops": benchmarking.matrix_product_tflops(resolved.precision),
   }
   write(given.out, report)

@@ -23,23 +23,17 @@ from typing import Any
 
 import benchmarking
 from absl import flags
-from resnet50_steps import STAGES, Shape, make_jax_step, make_torch_step, training_flops
-from side_by_side import SideFailed, Timing, ask, process, time_in_turns
-
-from jaxspeed.errors import UserError
+from resnet50_steps import STAGES, Shape, make_jax_step, make_torch_step
+from side_by_side import Timing, process, time_in_turns
 
 
-def rows_of(
-  shape: Shape, timings: dict[str, Timing], *, flops: float, ceiling: float
-) -> list[dict[str, Any]]:
+def rows_of(shape: Shape, timings: dict[str, Timing]) -> list[dict[str, Any]]:
   """A row for each framework: images per second and operations, or why there are none.
 
-  Args:
-    timings: by framework; one without turns, because the benchmark was cut off, has an estimate.
-    flops: operations of a step per image.
-    ceiling: 10^12 operations per second of a matrix product.
+  One without turns, because the benchmark was cut off, has a first estimate.
   """
   rows, theirs = [], timings.get("torch", Timing()).step_s
+  ours = timings.get("jaxspeed", Timing()).prepared
   for framework, timing in timings.items():
     row: dict[str, Any] = {
       "size": shape.size,
@@ -51,9 +45,10 @@ def rows_of(
       row["failed"] = timing.failed
     elif timing.prepared:
       seconds = timing.step_s or [row.pop("step_s")]
-      images_per_s = benchmarking.interval([shape.batch / each for each in seconds])
-      tflops = flops * images_per_s["mean"] / 1e12
-      row |= {"images_per_s": images_per_s, "tflops": tflops, "share_of_ceiling": tflops / ceiling}
+      row["images_per_s"] = benchmarking.interval([shape.batch / each for each in seconds])
+      if ours:
+        row["tflops"] = ours["flops"] * row["images_per_s"]["mean"] / 1e12
+        row["share_of_ceiling"] = row["tflops"] / ours["ceiling_tflops"]
       if theirs and timing.step_s and framework != "torch":
         row["times_torch"] = benchmarking.ratio_of_rounds(theirs, timing.step_s)
     rows.append(row)
@@ -64,36 +59,28 @@ def said(row: dict[str, Any]) -> str:
   """The figure of a row."""
   if "failed" in row:
     return f"failed: {row['failed']}"
-  memory = "" if row["memory_gb"] is None else f", {row['memory_gb']:.1f} GB"
-  ratio = row.get("times_torch")
-  beside = "" if ratio is None else f", {benchmarking.show(ratio, '.3f')} times torch's images/s"
-  return (
-    f"{benchmarking.show(row['images_per_s'], '.0f')} images/s, {row['tflops']:.3g} TFLOP/s, "
-    f"{row['share_of_ceiling']:.1%} of the matrix ceiling, compiled in {row['compile_s']:.0f} s"
-    f"{memory}{beside}"
-  )
+  figures = [f"{benchmarking.show(row['images_per_s'], '.0f')} images/s"]
+  if "tflops" in row:
+    share = f"{row['share_of_ceiling']:.1%} of the matrix ceiling"
+    figures.append(f"{row['tflops']:.3g} TFLOP/s, {share}")
+  figures.append(f"compiled in {row['compile_s']:.0f} s")
+  if row["memory_gb"] is not None:
+    figures.append(f"{row['memory_gb']:.1f} GB")
+  if "times_torch" in row:
+    figures.append(f"{benchmarking.show(row['times_torch'], '.3f')} times torch's images/s")
+  return ", ".join(figures)
 
 
-def measure(shapes: list[Shape]) -> tuple[float, str, list[float]]:
-  """The rate of a matrix product, the device, and the operations of each step per image."""
-  from jaxspeed.records import provenance
-
-  tflops = benchmarking.matrix_product_tflops(shapes[0].precision)
-  return tflops, provenance.describe_device(), [training_flops(shape) for shape in shapes]
-
-
-def time_shape(shape: Shape, flops: float, given: Any, report: benchmarking.Report) -> None:
+def time_shape(shape: Shape, given: Any, report: benchmarking.Report) -> None:
   """Adds the rows of a shape to the report, and writes it whenever there is more."""
-  before, makes = (
-    report["rows"],
-    {
-      "jaxspeed": functools.partial(make_jax_step, shape),
-      "torch": functools.partial(make_torch_step, shape, given.mode),
-    },
-  )
+  before = report["rows"]
+  makes = {
+    "jaxspeed": functools.partial(make_jax_step, shape),
+    "torch": functools.partial(make_torch_step, shape, given.mode),
+  }
 
   def keep(timings: dict[str, Timing]) -> list[dict[str, Any]]:
-    rows = rows_of(shape, timings, flops=flops, ceiling=report["ceiling_tflops"])
+    rows = rows_of(shape, timings)
     report["rows"] = before + rows
     benchmarking.write_report(given.out, report)
     return rows
@@ -113,16 +100,10 @@ def time_shape(shape: Shape, flops: float, given: Any, report: benchmarking.Repo
 
 
 def bench(scratch: pathlib.Path) -> None:
-  """Runs the whole benchmark.
-
-  Raises:
-    UserError: the ceiling cannot be measured.
-  """
+  """Runs the whole benchmark."""
   given: Any = flags.FLAGS
   # JAX would reserve three quarters of the memory, but the other framework needs half of it.
   os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-  net = (given.depth, given.width, given.precision)
-  shapes = [Shape(s, b, *net) for b, s in itertools.product(given.batch, given.size)]
   report: benchmarking.Report = {
     "what": "Training steps of ResNet-50 on noise, forward, backward and optimizer, ours and "
     "PyTorch's in turns on one machine; written by scripts/bench_resnet50.py.",
@@ -135,15 +116,8 @@ def bench(scratch: pathlib.Path) -> None:
     "said": [],
   }
   benchmarking.write_report(given.out, report)
-  print("the matrix ceiling is measured", flush=True)
-  with process() as side:
-    try:
-      ceiling, device, flops = ask(side, measure, shapes, seconds=given.answer_seconds)
-    except SideFailed as error:
-      raise UserError(f"the ceiling cannot be measured: {error}.") from None
-  report |= {"device": device, "ceiling_tflops": ceiling}
-  for shape, flops_of_image in zip(shapes, flops, strict=True):
-    time_shape(shape, flops_of_image, given, report)
+  for batch, size in itertools.product(given.batch, given.size):
+    time_shape(Shape(size, batch, given.depth, given.width, given.precision), given, report)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -10,13 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import benchmarking
 import numpy as np
-from ml_collections import ConfigDict
 
-from jaxspeed.config import stored as stored_lib
 from jaxspeed.errors import UserError
 from jaxspeed.records.writer import read_metrics
 
@@ -42,166 +42,134 @@ class Run:
   accuracy: float
 
 
+# Its runs, one at each `next`; the first one, None, is its warm-up.
+Runs = Iterator[Run | None]
+# Lets a process go on to its next pause, and returns the lines that it prints until there.
+GoOn = Callable[[], list[str]]
+
+
 class Ended(Exception):
   """A held process ended; the message says how."""
 
 
-class Side:
-  """A process that makes many runs, and pauses after each line of a pattern (`run_held.py`).
+@contextlib.contextmanager
+def held(
+  arguments: list[str], *, pattern: str, folder: pathlib.Path, **environment: str
+) -> Iterator[GoOn]:
+  """A process that pauses before its start and after each line of a pattern (`run_held.py`).
+
+  The block gets what lets it go on, which raises `Ended` if it ends before it pauses. The process
+  is ended with the block, by force if it is still there after ten seconds.
 
   Args:
     arguments: what to run: the arguments of run_held.py after the pattern.
     pattern: regular expression of the lines.
     folder: where it runs.
     environment: variables to add.
-
-  Attributes:
-    runs: its runs so far.
   """
-
-  def __init__(
-    self,
-    arguments: list[str],
-    *,
-    pattern: str,
-    folder: pathlib.Path,
-    **environment: str,
-  ) -> None:
-    self.runs: list[Run] = []
-    self._pattern = re.compile(pattern)
-    self._errors = tempfile.TemporaryFile("w+")
-    self._process = subprocess.Popen(
+  with tempfile.TemporaryFile("w+") as errors:
+    process = subprocess.Popen(
       [sys.executable, str(_RUN_HELD), pattern, *arguments],
       cwd=folder,
       env=os.environ | environment,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
-      stderr=self._errors,
+      stderr=errors,
       text=True,
     )
+    assert process.stdin is not None and process.stdout is not None
+    said, permit, pauses = process.stdout, process.stdin, re.compile(pattern)
 
-  def run(self) -> None:
-    """Lets it do its next run, and adds that to `runs`.
+    def go_on() -> list[str]:
+      with contextlib.suppress(OSError):  # it has ended, which is said below
+        permit.write("\n")
+        permit.flush()
+      lines = []
+      for line in said:
+        lines.append(line.rstrip("\n"))
+        if pauses.match(line):
+          return lines
+      code = process.wait()
+      errors.seek(0)
+      raise Ended(f"its process ended with code {code}: {benchmarking.last(errors.read())}")
 
-    Raises:
-      Ended: it failed.
-    """
-    assert self._process.stdin is not None
-    with contextlib.suppress(OSError):  # `wait` says why it has ended
-      self._process.stdin.write("\n")
-      self._process.stdin.flush()
-    self.runs.append(self._read_run(self.wait()))
-
-  def _read_run(self, lines: list[str]) -> Run:
-    """The run that has ended, after which it printed these lines."""
-    raise NotImplementedError
-
-  def wait(self) -> list[str]:
-    """The lines that it has printed, once it pauses after the last of them.
-
-    Raises:
-      Ended: it ended.
-    """
-    assert self._process.stdout is not None
-    lines = []
-    for line in self._process.stdout:
-      lines.append(line.rstrip("\n"))
-      if self._pattern.match(line):
-        return lines
-    code = self._process.wait()
-    self._errors.seek(0)
-    raise Ended(f"its process ended with code {code}: {benchmarking.last(self._errors.read())}")
-
-  def close(self) -> None:
-    """Ends it, by force if it is still there after ten seconds."""
-    assert self._process.stdin is not None
-    with contextlib.suppress(OSError):
-      self._process.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      self._process.wait(10)
-    self._process.kill()
-    self._process.wait()
-    self._errors.close()
+    try:
+      yield go_on
+    finally:
+      with contextlib.suppress(OSError):
+        permit.close()
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+      process.kill()
+      process.wait()
 
 
-class Peer(Side):
+@contextlib.contextmanager
+def peer(script: pathlib.Path, folder: pathlib.Path) -> Iterator[Runs]:
   """A script that prints airbench's table; its first run, on random labels, warms up.
 
   Args:
     script: the file.
     folder: where it runs; cifar10/ inside it holds its images.
+
+  Raises:
+    Ended: in the block: it ended, or its table lacks a column.
   """
 
-  def __init__(self, script: pathlib.Path, folder: pathlib.Path) -> None:
-    super().__init__([str(script.resolve())], pattern=_END_OF_RUN, folder=folder)
-    self._columns: list[str] = []
+  def runs(go_on: GoOn) -> Runs:
+    go_on_to, columns = go_on(), list[str]()
+    for number in itertools.count():
+      for line in go_on_to:
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        columns = cells if "time_seconds" in cells else columns
+      row = dict(zip(columns, cells, strict=False))
+      try:
+        yield Run(float(row["time_seconds"]), float(row["tta_val_acc"])) if number else None
+      except (KeyError, ValueError):
+        raise Ended(f"its table has no number time_seconds or tta_val_acc: {row}") from None
+      go_on_to = go_on()
 
-  def wait(self) -> list[str]:
-    """The cells of the row after a run."""
-    for line in super().wait():
-      cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-      if "time_seconds" in cells:
-        self._columns = cells
-    return cells
-
-  def _read_run(self, lines: list[str]) -> Run:
-    row = dict(zip(self._columns, lines, strict=False))
-    try:
-      return Run(float(row["time_seconds"]), float(row["tta_val_acc"]))
-    except (KeyError, ValueError):
-      raise Ended(f"its table has no number time_seconds or tta_val_acc: {row}") from None
+  with held([str(script.resolve())], pattern=_END_OF_RUN, folder=folder) as go_on:
+    yield runs(go_on)
 
 
-class Ours(Side):
+@contextlib.contextmanager
+def ours(
+  train: list[str], runs: int, workdir: pathlib.Path, about: dict[str, Any], *, alone: bool
+) -> Iterator[Runs]:
   """`jaxspeed.train` with many seeds and one compilation.
 
   Args:
     train: the arguments of Python for a run of it, without runs and --workdir.
     runs: how many runs will be asked for.
-    scratch: a folder; the runs' own are made in it.
+    workdir: a folder that is not there yet.
+    about: gets the device of the last run, and its peak memory, None where that is not known.
     alone: whether it may take most of the device's memory, as JAX does by default.
 
-  Attributes:
-    config: after `warm_up`, as the runs have resolved it.
-    result: the result.json of the last run.
-    memory_gb: the peak memory of the last run; None: not known.
-
   Raises:
-    UserError: in its methods: it failed.
+    UserError: in the block: it ended.
   """
+  # One run more than wanted: the process is held before that run, and ends there.
+  arguments = [*train, f"--config.runs={runs + 1}", f"--workdir={workdir}"]
+  more = {} if alone else {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
 
-  config: ConfigDict
-
-  result: dict[str, Any] = {}
-  memory_gb: float | None = None
-
-  def __init__(self, train: list[str], runs: int, scratch: pathlib.Path, *, alone: bool) -> None:
-    self._workdir = scratch / "runs"
-    super().__init__(
-      # One run more than wanted: the process is held before that run, and ends there.
-      [*train, f"--config.runs={runs + 1}", f"--workdir={self._workdir}"],
-      pattern=_START_OF_RUN,
-      folder=pathlib.Path.cwd(),
-      **({} if alone else {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}),
-    )
-
-  def warm_up(self) -> None:
-    """Waits until it has compiled and pauses before its first run."""
-    self.wait()
-    self.config = stored_lib.load(self._workdir / "config.json")
-
-  def wait(self) -> list[str]:
+  def take(go_on: GoOn) -> Runs:
     try:
-      return super().wait()
+      go_on()
+      yield None
+      for number in range(runs):
+        go_on()
+        folder = workdir / f"run_{number:03d}"
+        result = json.loads((folder / "result.json").read_text())
+        about["device"] = result["device"]
+        about["memory_gb"] = read_metrics(folder)[-1].get("memory_gb")
+        shutil.rmtree(folder)
+        yield Run(result["seconds"]["train"], result["top1"])
     except Ended as error:
       raise UserError(f"jaxspeed.train: {error}") from None
 
-  def _read_run(self, lines: list[str]) -> Run:
-    folder = self._workdir / f"run_{len(self.runs):03d}"
-    self.result = json.loads((folder / "result.json").read_text())
-    self.memory_gb = read_metrics(folder)[-1].get("memory_gb")
-    shutil.rmtree(folder)
-    return Run(self.result["seconds"]["train"], self.result["top1"])
+  with held(arguments, pattern=_START_OF_RUN, folder=pathlib.Path.cwd(), **more) as go_on:
+    yield take(go_on)
 
 
 def find_peers(paths: list[str]) -> dict[str, pathlib.Path]:

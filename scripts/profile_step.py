@@ -25,7 +25,7 @@ import collections
 import pathlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import benchmarking
@@ -130,21 +130,6 @@ def all_reduces(text: str) -> list[dict[str, Any]]:
   ]
 
 
-def record(run: Callable[[int], float], folder: str, *, calls: int) -> float:
-  """Makes calls of a program under the profiler, after two calls without it.
-
-  Returns:
-    Seconds from the first call's start to the last one's end.
-  """
-  run(2)
-  options = jax.profiler.ProfileOptions()
-  options.python_tracer_level = 0  # else Python's events would far outnumber the devices'
-  with jax.profiler.trace(folder, profiler_options=options):
-    start = time.perf_counter()
-    run(calls)
-    return time.perf_counter() - start
-
-
 def summarize(runs: list[Run], program_text: str, *, steps: int, seconds: float) -> dict[str, Any]:
   """Milliseconds of one step, by class.
 
@@ -175,9 +160,15 @@ def summarize(runs: list[Run], program_text: str, *, steps: int, seconds: float)
 
 
 def profile(program: StepProgram, spec: TrainSpec, folder: str, *, steps: int) -> dict[str, Any]:
-  """Milliseconds of one step by class, by running the program."""
-  calls = -(-steps // program.steps)
-  seconds = record(step_program.runner(program, spec), folder, calls=calls)
+  """Milliseconds of one step by class, by running the program under the profiler."""
+  run, calls = step_program.runner(program, spec), -(-steps // program.steps)
+  run(2)  # without the profiler
+  options = jax.profiler.ProfileOptions()
+  options.python_tracer_level = 0  # else Python's events would far outnumber the devices'
+  with jax.profiler.trace(folder, profiler_options=options):
+    start = time.perf_counter()
+    run(calls)
+    seconds = time.perf_counter() - start
   text = program.compiled.as_text()
   names = {kernel.name for kernel in kernels_lib.read(text)}
   platform = spec.mesh.devices.flat[0].platform

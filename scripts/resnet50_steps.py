@@ -47,13 +47,24 @@ def make_config(shape: Shape) -> Any:
 
 
 def make_jax_step(shape: Shape) -> tuple[Callable[[int], float], dict[str, Any]]:
-  """A function that takes a number of steps and returns the last loss, and what it cost."""
+  """A function that takes a number of steps and returns the last loss, and what it cost.
+
+  With it come the device, the rate of its matrix products, and the operations of a step per image.
+  """
+  import benchmarking
   import step_program
 
   from jaxspeed.devices.compile import use_cache
+  from jaxspeed.records import provenance
 
   use_cache("")
-  return step_program.prepare(step_program.step_of(make_config(shape), "", devices=1))
+  ceiling = benchmarking.matrix_product_tflops(shape.precision)
+  run, prepared = step_program.prepare(step_program.step_of(make_config(shape), "", devices=1))
+  return run, prepared | {
+    "device": provenance.describe_device(),
+    "ceiling_tflops": ceiling,
+    "flops": training_flops(shape),
+  }
 
 
 def make_torch_net(depth: int, width: int) -> Any:

@@ -3,10 +3,10 @@
     python scripts/run_held.py PATTERN SCRIPT.py ARGUMENTS...
     python scripts/run_held.py PATTERN -m MODULE ARGUMENTS...
 
-After a line that matches PATTERN, a regular expression, the program waits for a line on standard
-input, and ends when that input ends. So two programs that each make many runs in one process can
-take turns on a GPU and compile only once: a program pauses where it prints, with nothing under way.
-`bench_cifar.py` uses this script, by `cifar_sides.py`.
+Before its start, and after each line that matches PATTERN, a regular expression, the program waits
+for a line on standard input, and ends when that input ends. So two programs that each make many
+runs in one process can take turns on a GPU and compile only once: a program pauses where it prints,
+with nothing under way. `bench_cifar.py` uses this script, by `cifar_sides.py`.
 """
 
 import pathlib
@@ -38,6 +38,8 @@ class HeldOutput:
 def main():
   pattern, *arguments = sys.argv[1:]
   sys.stdout = HeldOutput(sys.stdout, sys.stdin, pattern)
+  if not sys.stdin.readline():
+    return
   if arguments[0] == "-m":
     sys.argv = arguments[1:]
     runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -3,7 +3,9 @@
 A dry run of `gpu_day.sh` runs it at toy size: test_gpu_day.py.
 """
 
+import contextlib
 import io
+import itertools
 import json
 import pathlib
 import signal
@@ -30,27 +32,23 @@ from jaxspeed.errors import UserError
 @pytest.fixture
 def start(tmp_path):
   """A peer of a source text, running; closed at the end."""
-  peers = []
+  with contextlib.ExitStack() as stack:
 
-  def start(source):
-    script = tmp_path / f"peer{len(peers)}.py"
-    script.write_text(source)
-    peers.append(sides.Peer(script, tmp_path))
-    return peers[-1]
+    def start(source):
+      script = tmp_path / "peer.py"
+      script.write_text(source)
+      return stack.enter_context(sides.peer(script, tmp_path))
 
-  yield start
-  for peer in peers:
-    peer.close()
+    yield start
 
 
 def test_a_peer_stands_still_between_its_runs(start, tmp_path):
   log = tmp_path / "log"
   begun = f"def main(run, seconds):\n  open({str(log)!r}, 'a').write(f'{{run}} ')"
   peer = start(PEER.replace("def main(run, seconds):", begun))
-  peer.wait()
+  assert next(peer) is None
   for number in range(2):
-    peer.run()
-    assert peer.runs[-1] == sides.Run(seconds=0.5 + number, accuracy=0.94)
+    assert next(peer) == sides.Run(seconds=0.5 + number, accuracy=0.94)
     # It has had more than the time of a run, and not begun the next.
     time.sleep(0.1)
     assert log.read_text() == "warmup 0 1 "[: len("warmup 0 ") + 2 * number]
@@ -67,35 +65,22 @@ def test_a_peer_stands_still_between_its_runs(start, tmp_path):
 def test_a_peer_that_fails_says_why(start, source, message):
   peer = start(source)
   with pytest.raises(sides.Ended, match=message):
-    peer.wait()
-    peer.run()
-
-
-class Ours:
-  """Our side, with runs of two seconds."""
-
-  result = {"device": "CPU"}
-
-  def __init__(self):
-    self.runs = []
-
-  def run(self):
-    self.runs.append(sides.Run(2.0, 0.5))
+    next(peer), next(peer)
 
 
 @pytest.fixture
 def beside(tmp_path):
-  """Lets our side run beside a peer of a source text; returns the report."""
+  """Lets our runs, of two seconds, take turns with those of a peer; returns the report."""
   (tmp_path / "images").mkdir()
-  given = types.SimpleNamespace(runs=3, out=str(tmp_path / "out.json"))
-  ours = Ours()
-  report = {"config": "toy", "target": 0.94, "peers": {}}
+  out, report = tmp_path / "out.json", {"config": "toy", "target": 0.94, "peers": {}}
+  rounds = bench.Rounds(itertools.repeat(sides.Run(2.0, 0.5)), 3, report, str(out))
 
   def beside(name, source):
     script = tmp_path / f"{name}.py"
     script.write_text(source)
-    bench.run_beside(name, script, ours, given, report, tmp_path)
-    assert json.loads((tmp_path / "out.json").read_text())["peers"] == report["peers"]
+    bench.run_beside(name, script, rounds, report, tmp_path)
+    written = json.loads(out.read_text())["peers"][name]
+    assert written["runs"] == report["peers"][name]["runs"]
     return report
 
   return beside

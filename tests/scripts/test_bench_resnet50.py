@@ -84,10 +84,11 @@ def test_what_has_no_room_beside_the_other_says_so(fits, failed, capsys):
     made.append(1)
     if len(made) > fits:
       raise MemoryError
-    return lambda steps: 1.0, {"memory_gb": None, "compile_s": 1.0}
+    cost = {"memory_gb": None, "compile_s": 1.0, "flops": 1e9, "ceiling_tflops": 2.0}
+    return lambda steps: 1.0, cost
 
   def rows_of(timings):
-    return bench.rows_of(shape, timings, flops=1e9, ceiling=1.0)
+    return bench.rows_of(shape, timings)
 
   timings = sides.time_in_turns(
     {"jaxspeed": make, "torch": make},
@@ -107,6 +108,7 @@ def test_what_has_no_room_beside_the_other_says_so(fits, failed, capsys):
       timing = timings[row["framework"]]
       assert row["images_per_s"]["n"] == len(timing.step_s) == 3
       assert row["tflops"] == pytest.approx(row["images_per_s"]["mean"] * 1e9 / 1e12)
+      assert row["share_of_ceiling"] == row["tflops"] / 2
   assert ("times_torch" in rows[0]) == (not failed)
 
 
