@@ -87,7 +87,9 @@ def probe(dry_run: bool) -> Machine:
   platform, kind, devices = json.loads(jax.stdout.splitlines()[-1])
   if platform == "cpu":
     raise UserError("JAX sees no GPU: install jaxspeed[cuda13], or try --dry_run on this CPU.")
-  why = "" if "True" in torch.stdout else f"PyTorch sees no GPU ({benchmarking.last(torch.stderr)})"
+  why = "" if "True" in torch.stdout else "PyTorch sees no GPU"
+  if torch.returncode:
+    why = f"PyTorch does not start ({benchmarking.last(torch.stderr)})"
   return Machine(f"{devices} x {kind}", devices, why)
 
 

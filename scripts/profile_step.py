@@ -8,7 +8,8 @@
 
 The first command runs steps on the devices of this machine, on noise, under JAX's profiler. Classes
 are those of `kernels.CLASSES`; "gaps" is the time in which no kernel ran. A GPU uses no command
-buffers while it is profiled, so gaps are longer than in a run; kernels are not.
+buffers here, in which a profile names no kernels (on an H200 none of the optimizer's), so gaps are
+longer than in a run; kernels are not.
 
 With --for nothing runs: the step is compiled for GPUs that are not there (which needs JAX's CUDA
 plugin, but no GPU), and each class lists its kernels and the bytes that they read and write; bytes
@@ -42,6 +43,7 @@ from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
 from jaxspeed.steps.spec import TrainSpec
 
+_NO_BUFFERS = "xla_gpu_enable_command_buffer="
 # Of a TPU's operations, as libtpu notes them.
 _CYCLES = re.compile(r'^\s+(?:ROOT )?%([\w.\-]+) = .*"estimated_cycles":"(\d+)"', re.MULTILINE)
 
@@ -86,12 +88,10 @@ def count(program: StepProgram, described: str) -> dict[str, Any]:
   """The kernels of one step by class, without running it: with their bytes, on a TPU cycles."""
   text, steps = program.compiled.as_text(), program.steps
   found = kernels_lib.read(text, trips=steps)
-  memory = program.compiled.memory_analysis()
   runs = {kernel.name: kernel.runs / steps for kernel in found}
   held = {
     "scatters": kernels_lib.scatters(text),
-    "temporary_gigabytes": memory.temp_size_in_bytes / 1e9,
-    "argument_gigabytes": memory.argument_size_in_bytes / 1e9,
+    "memory_gb": step_program.held_gigabytes(program.compiled),
     "all_reduces": all_reduces(text),
   }
   if described == described_gpus.TPU:
@@ -194,8 +194,7 @@ def print_report(report: dict[str, Any], unit: str) -> None:
 def notes_of(report: dict[str, Any]) -> list[str]:
   """What is said below the table of a step that was compiled, not run."""
   notes = [
-    f"compiled, not run; {report['scatters']} scatters; temporary memory "
-    f"{report['temporary_gigabytes']:.2f} GB, arguments {report['argument_gigabytes']:.2f} GB"
+    f"compiled, not run; {report['scatters']} scatters; {report['memory_gb']:.2f} GB of memory"
   ]
   if "milliseconds_at_bandwidth" in report:
     milliseconds = report["milliseconds_at_bandwidth"]
@@ -223,7 +222,8 @@ def main() -> None:
     step = make_step(described.value)
     if not described.value:
       use_cache("")
-    spec = step.spec(*options.value)
+    on_gpu = not described.value and step.mesh.devices.flat[0].platform == "gpu"
+    spec = step.spec(*[_NO_BUFFERS] * on_gpu, *options.value)
     program = step_program.compile_step(spec, step.phase, steps=steps.value)
     report = {
       "what": f"scripts/profile_step.py: {__doc__.split(chr(10))[0]}",

@@ -263,6 +263,14 @@ def runner(program: StepProgram, spec: TrainSpec) -> Callable[[int], float]:
   return run
 
 
+def held_gigabytes(compiled: Any) -> float | None:
+  """10^9 bytes of a program's arguments, results and temporaries on a device; None: not known."""
+  if (memory := compiled.memory_analysis()) is None:
+    return None
+  results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+  return (memory.argument_size_in_bytes + memory.temp_size_in_bytes + results) / 1e9
+
+
 def prepare(
   step: Step, *options: str, steps: int = 1
 ) -> tuple[Callable[[int], float], dict[str, Any]]:
@@ -270,16 +278,9 @@ def prepare(
   spec, start = step.spec(*options), time.perf_counter()
   program = compile_step(spec, step.phase, steps=steps)
   compile_s = time.perf_counter() - start
-  memory = program.compiled.memory_analysis()
-  held = memory and (
-    memory.argument_size_in_bytes
-    + memory.output_size_in_bytes
-    + memory.temp_size_in_bytes
-    - memory.alias_size_in_bytes
-  )
   return runner(program, spec), {
     "compile_s": compile_s,
-    "memory_gb": held and held / 1e9,
+    "memory_gb": held_gigabytes(program.compiled),
     "parameters": sum(x.size for x in jax.tree.leaves(program.arguments[0].state.params)),
     "steps": program.steps,
     "implementation": f"jaxspeed, jax {jax.__version__}",

@@ -50,7 +50,7 @@ def call(tmp_path, monkeypatch, capfd):
   return call
 
 
-def test_parts_are_said_cold_and_warm(call, tmp_path, capsys):
+def test_parts_are_said_cold_and_warm(call, tmp_path):
   events = '{"event": "header", "starting": "' + LINE + '"}'
   out = tmp_path / "out.json"
   assert call(f"echo '{events}'; exec sleep 600", RECIPE, "--warm=2", f"--out={out}")[0] == 0

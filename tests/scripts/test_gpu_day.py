@@ -29,7 +29,6 @@ def test_what_is_done_is_kept_and_what_failed_comes_last(parts, call, tmp_path):
   told = kept(tmp_path, "b")["gpu_day"]
   assert told["state"] == "done" and told["machine"]["device"] == H100.device
   assert told["machine"]["versions"]["jax"] and "commit" in told["machine"]
-  assert kept(tmp_path, "a")["gpu_day"]["last_lines"][-1] == "no kernel image is available"
   # Mended, and with more time: parts that were not begun come first, and b stays as it is.
   before = (tmp_path / "out" / "gpu_day" / "b.json").stat().st_mtime_ns
   parts(a=("go", {}), b=("fail", {}), d=("go", {}))

@@ -187,13 +187,14 @@ ENTRY %main (a: bf16[8,4]) -> bf16[8,4] {
 
 
 def test_cycles_of_a_step_on_a_tpu():
-  memory = types.SimpleNamespace(temp_size_in_bytes=12e9, argument_size_in_bytes=5e9)
+  sizes = {"temp": 12e9, "argument": 5e9, "output": 3e9, "alias": 3e9}
+  memory = types.SimpleNamespace(**{f"{name}_size_in_bytes": n for name, n in sizes.items()})
   compiled = types.SimpleNamespace(as_text=lambda: TPU, memory_analysis=lambda: memory)
   found = profile_step.count(step_program.StepProgram(compiled, (), steps=8), "v5e")
   assert found["megacycles"] == 3.5  # an eighth of what is before the loop
   assert found["classes"]["copy"]["megacycles"] == 3.0
   assert found["without_estimate"] == 2 and found["kernels"] == 2 + 2 / 8
-  assert found["temporary_gigabytes"] == 12.0
+  assert found["memory_gb"] == 17.0
   assert [each["megabytes"] for each in found["all_reduces"]] == [1.0]
 
 
