@@ -84,6 +84,7 @@ PARTS = (
 
 
 def in_a_dry_run() -> list[Part]:
-  """The parts that take each path once: the first of each script, and that with peers."""
-  firsts = {part.command.partition(" ")[0]: part for part in reversed(PARTS)}
-  return [part for part in PARTS if part.peers or part in firsts.values()]
+  """The parts that take each path once, on one device: the first of each script, and the peers'."""
+  parts = [part for part in PARTS if part.devices == 1]
+  firsts = {part.command.partition(" ")[0]: part for part in reversed(parts)}
+  return [part for part in parts if part.peers or part in firsts.values()]

@@ -7,6 +7,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import pathlib
 import signal
 import sys
@@ -20,7 +21,7 @@ import cifar_sides as sides
 import numpy as np
 import pytest
 import run_held
-from commands import ROOT
+from commands import ROOT, environment
 from in_process import fresh_flags
 from peer_script import PEER
 from toy import load_recipe
@@ -112,7 +113,10 @@ TOY = {
 
 
 @pytest.mark.slow
-def test_starts_fill_a_cache_of_their_own(tmp_path):
+def test_starts_fill_a_cache_of_their_own(tmp_path, monkeypatch):
+  # As from a command line: without the virtual devices of the tests.
+  for name in os.environ.keys() - environment().keys():
+    monkeypatch.delenv(name)
   given = types.SimpleNamespace(cold_starts=1, runs=1, peer=[], out="")
   config = load_recipe("quickstart.py")
   config.update_from_flattened_dict(TOY)
