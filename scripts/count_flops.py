@@ -75,6 +75,7 @@ def main() -> None:
   def run(scratch: pathlib.Path) -> None:
     config = config_flag.value
     command_line.required("config", config and "given")
+    config = step_program.resolve(config, "float32")
     config.precision = "float32"
     if "layers" in config.model:
       config.model.layers = "fused"  # whose convolutions `with_padding` replaces

@@ -46,11 +46,8 @@ def write_entry(folder: pathlib.Path, out: pathlib.Path) -> tuple[pathlib.Path, 
     raise UserError(f"{folder / FILE} is missing: name the folder of a finished run.")
   if "n" in result:
     raise UserError(f"{folder} has several runs: name one of them, such as {folder / 'run_000'}.")
-  try:
-    task = task_of(result)
-    entry = entry_of(result, datetime.date.fromtimestamp(os.stat(folder / FILE).st_mtime))
-  except (AttributeError, KeyError, TypeError) as error:
-    raise UserError(f"{folder / FILE} has no config of a run (at {error}): restore it.") from None
+  task = task_of(result)
+  entry = entry_of(result, datetime.date.fromtimestamp(os.stat(folder / FILE).st_mtime))
   if task is None:
     raise UserError(f"{folder} is no test on the whole CIFAR-10 or ImageNet.")
   rows = [row for row in read_metrics(folder) if row.get("eval_top1") is not None]

@@ -199,6 +199,8 @@ def notes_of(report: dict[str, Any]) -> list[str]:
   if "milliseconds_at_bandwidth" in report:
     milliseconds = report["milliseconds_at_bandwidth"]
     notes.append(f"{report['gigabytes']:.2f} GB are {milliseconds:.2f} ms at the bandwidth")
+  if missing := report.get("without_estimate"):
+    notes.append(f"{missing} operations have no estimate of their cycles")
   if reduced := report["all_reduces"]:
     sizes = [each["megabytes"] for each in reduced]
     beside = " ".join(str(each["kernels_beside"]) for each in reduced)

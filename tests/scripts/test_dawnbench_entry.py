@@ -119,6 +119,3 @@ def test_a_folder_without_the_result_of_one_run_is_refused(run, tmp_path):
   path.write_text(json.dumps(RESULT | {"n": 2}))
   with pytest.raises(UserError, match="several runs: name one of them"):
     write_entry(path.parent, tmp_path)
-  path.write_text(json.dumps(RESULT | {"config": {"data": 5}}))
-  with pytest.raises(UserError, match="no config of a run"):
-    write_entry(path.parent, tmp_path)
