@@ -167,13 +167,9 @@ class Config(Group):
   optimizer: Annotated[Optimizer, on.not_given("optimizer", "clip_norm", "layer_decay")] = (
     Optimizer()
   )
-  schedule: Annotated[
-    Schedule, on.not_given("schedule"), on.unless("schedule.segments", but=("peak",))
-  ] = Schedule()
+  schedule: Annotated[Schedule, on.not_given("schedule"), _ONE_PIECE] = Schedule()
   average: Annotated[Average, on.unless("average.kind", "none")] = Average()
-  whitening: Annotated[
-    Whitening, on.When(whitens, "this model does not begin with a whitening layer")
-  ] = Whitening()
+  whitening: Annotated[Whitening, _WHITENS] = Whitening()
   proxy: Annotated[Proxy, on.only("proxy.keep")] = Proxy()
   eval: Annotated[Eval, Mark.EVALUATE] = Eval()
   allreduce: Allreduce = Allreduce()
