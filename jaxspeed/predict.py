@@ -61,13 +61,15 @@ def main() -> None:
     if csv.value is not None:
       _write_table(csv.value, images, opened, top.value or 1)
       return
-    rows = run_predict.predict(opened, images, top=top.value or 5, on_error=output.say)
-    for image, likeliest in zip(images, rows, strict=True):
-      if likeliest is not None:
-        print(printable(image))
-        for name, probability in likeliest:
-          print(f"  {probability:7.2%}  {printable(name)}")
-    if None in rows:
+    rows = run_predict.predict(opened, images, top=top.value or 5)
+    for image, row in zip(images, rows, strict=True):
+      if isinstance(row, UserError):
+        output.say(row)
+        continue
+      print(printable(image))
+      for name, probability in row:
+        print(f"  {probability:7.2%}  {printable(name)}")
+    if any(isinstance(row, UserError) for row in rows):
       sys.exit(MISTAKE)
 
   command_line.run(run, command="predict")

@@ -75,8 +75,8 @@ def test_evaluate_says_where_the_name_of_missing_data_comes_from(trained, tmp_pa
   named = config | {"data": config["data"] | {"path": "photos"}}
   (folder / "config.json").write_text(json.dumps(named))
   assert mistake("evaluate", str(folder)) == (
-    f"photos does not exist: {folder}/config.json names it, relative to the folder where it was "
-    "trained; name the data with --config.data.path."
+    f"photos does not exist: {folder}/config.json names it, perhaps relative to the folder where "
+    "it was trained; name the data with --config.data.path."
   )
   given = mistake("evaluate", str(folder), "--config.data.path=elsewhere")
   assert given.startswith("config.data.path: elsewhere does not exist; it names ")

@@ -17,6 +17,7 @@ import pathlib
 from absl import flags
 
 from jaxspeed.config import flags as command_line
+from jaxspeed.config import output
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.choices import FORMATS, INPUT_DTYPES
 from jaxspeed.files import dump_json, expanded
@@ -38,10 +39,12 @@ def main() -> None:
 
   def run(arguments: list[str]) -> None:
     from jaxspeed.cluster.signals import exit_on_sigterm
-    from jaxspeed.run.export import export
+    from jaxspeed.data.formats.class_names import stored_class_names
+    from jaxspeed.run import restore
+    from jaxspeed.run.export import check_place, write_network
 
-    folder, left = command_line.take_run(workdir.value, arguments)
-    if folder is None:
+    named, left = command_line.take_run(workdir.value, arguments)
+    if named is None:
       raise UserError("name the folder of a run, as in jaxspeed export runs/a --format=onnx.")
     command_line.nothing_left(left)
     wanted = command_line.required("format", file_format.value)
@@ -53,14 +56,15 @@ def main() -> None:
         "beside --format=safetensors: it holds weights alone", input_dtype
       )
     with exit_on_sigterm():
-      metadata = export(
-        pathlib.Path(folder),
-        path,
-        file_format=wanted,
-        step=step.value,
-        input_dtype=input_dtype.value,
-        fold=fold.value,
-      )
+      check_place(path, wanted)
+      folder = pathlib.Path(named)
+      config = restore.load_config(folder)
+      with restore.run_weights(folder, restore.for_images(config), step.value) as weights:
+        names = stored_class_names(folder, config.data.classes)
+        network = weights.network(names, input_dtype.value)
+      if (mode := config.eval.mode) not in ("center", "rect"):
+        output.note(f"the run was evaluated with eval.mode={mode}; the file sees one view, center")
+      metadata = write_network(path, network, file_format=wanted, fold=fold.value)
     print(dump_json({"file": str(path), "format": wanted, **metadata}))
 
   command_line.run(run)

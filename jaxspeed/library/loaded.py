@@ -35,9 +35,8 @@ from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.evaluation import predictions_of
-from jaxspeed.run.export import network_of, write_network
-from jaxspeed.run.image_file import BrokenImage
-from jaxspeed.run.predict import Predictor, Source
+from jaxspeed.run.export import write_network
+from jaxspeed.run.predict import BrokenImage, Predictor, Source
 from jaxspeed.run.predict_csv import find_images
 from jaxspeed.run.restore import Weights, for_images, load_config, open_run
 from jaxspeed.steps.eval_step import evaluate_on_mesh
@@ -181,7 +180,7 @@ class Run:
         written.
     """
     with library_call():
-      network = network_of(self._weights, self.class_names, input_dtype=input)
+      network = self._weights.network(self.class_names, input)
       return write_network(expanded(path, "path"), network, file_format=format, fold=fold)
 
   @functools.cached_property

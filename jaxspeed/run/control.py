@@ -1,13 +1,9 @@
 """The control of a run: what may end it early (a signal, another process, a later start)."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import FolderLock
@@ -32,10 +28,8 @@ class RunControl:
     self.decided = RunAction.CONTINUE
     self._largest: Program | None = None
     if processes.several():
-      largest = functools.partial(lax.pmax, axis_name=mesh_lib.AXIS)
       array = jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=mesh_lib.sharded(mesh))
-      mapped = jax.shard_map(largest, mesh=mesh, in_specs=P(mesh_lib.AXIS), out_specs=P())
-      self._largest = compile_program(mapped, (array,))
+      self._largest = compile_program(jnp.max, (array,))
 
   def ask(self, *, save_due: bool) -> jax.Array | RunAction:
     """Asks all processes what follows the step just taken; `note` reads the answer.
@@ -51,7 +45,7 @@ class RunControl:
 
   def note(self, answer: jax.Array | RunAction) -> None:
     """Waits for an answer of `ask`, and updates `decided`."""
-    self.decided = max(self.decided, RunAction(int(np.max(np.asarray(answer)))))
+    self.decided = max(self.decided, RunAction(int(answer)))
 
   def agree(self, *, save_due: bool) -> RunAction:
     """Waits for all processes; returns what they do now."""

@@ -1,26 +1,31 @@
-"""The report of a run: a row for each epoch, lines below it, and broken images."""
+"""The report of a run: a row for each epoch, lines below it, broken images; and whether it ends."""
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
 from jaxspeed.config import registry, stored
-from jaxspeed.errors import UserError
-from jaxspeed.planning.plan import momenta
+from jaxspeed.errors import UserError, printable
+from jaxspeed.feeds.broken import FILE, WORDS, allowed, describe, named_in, too_many
+from jaxspeed.feeds.protocol import Broken
+from jaxspeed.files import dump_json, parse_json, read_bytes, write_atomically
+from jaxspeed.planning.plan import Plan, momenta
 from jaxspeed.records import class_figures
 from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.rows import Row
 from jaxspeed.records.trackers import make_loggers
 from jaxspeed.records.writer import Records
-from jaxspeed.run.best import reason_to_stop, said_to_stop
-from jaxspeed.run.broken_images import BrokenImages
+from jaxspeed.run.best import Row as EpochRow
+from jaxspeed.run.best import ranked
 from jaxspeed.run.evaluation import Evaluation
 from jaxspeed.run.run import Run
-from jaxspeed.steps.losses import MetricSums
+from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry
 
@@ -28,8 +33,103 @@ from jaxspeed.steps.state import Carry
 LOWER_PEAK = "lower --config.schedule.peak"
 # Warn when devices waited for input longer than this share of the training time.
 _MUCH_WAITING = 0.1
+# Why a run ends before its last step, by the words of `reason_to_stop`.
+_ENDS = {
+  "target": "the target is reached (stop_at_target)",
+  "patience": "the evaluations no longer improve (patience)",
+}
 # The optimizers that have `config.optimizer.momentum`.
 _WITH_MOMENTUM = ("sgd", "muon", "lars")
+
+
+class BrokenImages:
+  """The broken images of one run, as all its processes find them; process 0 keeps `FILE`."""
+
+  def __init__(self, run: Run) -> None:
+    self._path, self._max_broken = run.folder / FILE, run.config.data.max_broken
+    self._take = run.feed.take_broken
+    self._images = {"train": run.plan.train_images, "eval": run.plan.eval_images}
+    # All processes know those of earlier starts, and those that any has found in this one.
+    self._earlier = _gather(_read(self._path) if processes.is_primary() else {})
+    self._found: Broken = {}
+    self._own: Broken = {}  # found by this process, not yet sent to the others
+    self._written = len(self._earlier)
+
+  def count(self, kind: str) -> int:
+    """The number of "train" or "eval" images found broken in the run so far, each counted once."""
+    return sum(split == kind for split, _ in self._earlier | self._found)
+
+  def note(self) -> None:
+    """Adds the images that this process found broken since the last call.
+
+    Raises:
+      UserError: too many images are broken. With several processes, `settle` raises this instead,
+        so that all of them end.
+    """
+    self._own |= {key: reason for key, reason in self._take().items() if key not in self._found}
+    if not processes.several():
+      self._check(self._found | self._own)
+
+  def settle(self) -> list[str]:
+    """Tells all processes what any of them found, and writes it to `FILE`. All must call it.
+
+    Returns:
+      Lines on images found since the last call.
+
+    Raises:
+      UserError: too many images are broken; raised in all processes.
+    """
+    self.note()
+    gathered, self._own = _gather(self._own), {}
+    new = {key: reason for key, reason in gathered.items() if key not in self._found}
+    self._found |= new
+    lines = self._write(self._found)
+    self._check(self._found)
+    return describe(new, self._path.name) + lines
+
+  def _write(self, found: Broken) -> list[str]:
+    """Writes `FILE` in process 0 if it lacks something; returns a line if that fails."""
+    everything = found | self._earlier
+    if len(everything) == self._written or not processes.is_primary():
+      return []
+    rows = [(kind, printable(name), printable(why)) for (kind, name), why in everything.items()]
+    lines = ["\t".join(row) + "\n" for row in [("split", "name", "reason"), *sorted(rows)]]
+    try:
+      write_atomically(self._path, "".join(lines))
+    except OSError as error:
+      reason = error.strerror or error
+      return [f"{self._path} could not be written ({reason}): it will be tried again later"]
+    self._written = len(everything)
+    return []
+
+  def _check(self, found: Broken) -> None:
+    for kind, images in self._images.items():
+      named = {name: reason for (split, name), reason in found.items() if split == kind}
+      if len(named) > allowed(images, self._max_broken):
+        self._write(found)
+        listed = f"{self._path} lists all"
+        raise too_many(kind, named_in(named), len(named), images, self._max_broken, after=listed)
+
+
+def _gather(own: Broken) -> Broken:
+  """The images of all processes; of two reasons the first process's. All must call it."""
+  rows = [[*key, reason] for key, reason in own.items()]
+  found: Broken = {}
+  for part in processes.gather_bytes(dump_json(rows).encode()):
+    found |= {
+      (kind, name): why for kind, name, why in parse_json(part) if (kind, name) not in found
+    }
+  return found
+
+
+def _read(path: pathlib.Path) -> Broken:
+  """The images that `FILE` lists from earlier starts; malformed lines are left out."""
+  try:
+    lines = read_bytes(path).decode(errors="replace").splitlines()[1:]
+  except (FileNotFoundError, ValueError):
+    return {}
+  rows = [line.split("\t") for line in lines]
+  return {(row[0], row[1]): row[2] for row in rows if len(row) == 3 and row[0] in WORDS}
 
 
 class EpochReport:
@@ -37,11 +137,12 @@ class EpochReport:
 
   Attributes:
     records: the rows of its epochs, while `open` lasts.
+    broken: the images that could not be read.
   """
 
   def __init__(self, run: Run) -> None:
     self._run = run
-    self._broken = BrokenImages(run)
+    self.broken = BrokenImages(run)
     self._pace: dict[str, float] = {}  # of the last epoch trained
     for name, make in registry.SCALARS.items():
       if name in Row.model_fields:
@@ -54,10 +155,8 @@ class EpochReport:
   def open(self, step: int, *, unreported: bool = False) -> Iterator[None]:
     """Opens the records of a run after `step` steps, and prints whether it resumes.
 
-    Args:
-      step: the number of steps done.
-      unreported: whether an epoch ended there whose row is to come; one that an earlier start wrote
-        after its checkpoint is dropped.
+    With `unreported`, an epoch ended there whose row is to come; one that an earlier start wrote
+    after its checkpoint is dropped.
     """
     config, plan = self._run.config, self._run.plan
     with Records(
@@ -114,29 +213,11 @@ class EpochReport:
     millionths = processes.gather(round(1e6 * self._run.feed.take_waited_seconds() / seconds))
     return max(millionths) / 1e6
 
-  def note_broken(self) -> None:
-    """Records the images that this process could not read.
-
-    Raises:
-      UserError: there are too many.
-    """
-    self._broken.note(self._run.feed.take_broken())
-
-  def settle_broken(self) -> None:
-    """Reports images that any process could not read since the last call. All must call it.
-
-    Raises:
-      UserError: there are too many.
-    """
-    self.note_broken()
-    self.lines(self._broken.settle())
-
   def epoch(self, step: int, carry: Carry, evaluation: Evaluation | None) -> None:
     """Reports the epoch that ended with `step`. All processes must call it.
 
     Raises:
-      UserError: the run's last evaluation has a loss that is not finite, or too many images are
-        broken.
+      UserError: too many images are broken.
     """
     config = self._run.config
     row = planned_row(self._run.spec, step) | self._pace
@@ -144,21 +225,21 @@ class EpochReport:
     row |= {name: float(jax.jit(make)(carry.state)) for name, make in registry.SCALARS.items()}
     if (loss_scale := carry.state.loss_scale) is not None:
       row["skipped_steps"] = int(loss_scale.skipped)
+    lines = self.broken.settle()
+    row["train_images_broken"] = self.broken.count("train")
     if evaluation is not None:
-      row["eval_seconds"] = evaluation.seconds
-      row["evaluated_weights"] = self._run.plan.evaluated_weights(step)
-    self.note_broken()
-    lines = self._broken.settle()
-    row["train_images_broken"] = self._broken.count("train")
-    if evaluation is not None:
-      evaluated, said = self._evaluated(step, evaluation)
-      row, lines = row | evaluated, lines + said
+      row |= evaluated_row(evaluation, config, self._run.plan)
+      if "eval_top1" not in row:
+        lines.append(
+          f"the loss of the evaluation after step {step} is {row['eval_loss']}: its accuracies do "
+          "not count"
+        )
       if reason := reason_to_stop([*self.rows, row], config):
         # Only now is it known to be the last evaluation.
         self._run.clock.rename_last("final_validate")
         if step < self._run.plan.total_steps:
           row["stopped_by"] = reason
-          lines.append(said_to_stop(reason, config))
+          lines.append(f"{_ENDS[reason]}: the run ends here")
     row |= peak_memory(self._run.spec.mesh.local_devices) | {
       "train_seconds": self._run.clock.train_seconds,
       "dawn_seconds": self._run.clock.dawn_seconds,
@@ -166,21 +247,6 @@ class EpochReport:
     self._run.control.check_owner()
     self.records.epoch(row)
     self.lines([*lines, *self._slow_input(step)])
-
-  def _evaluated(self, step: int, evaluation: Evaluation) -> tuple[dict[str, Any], list[str]]:
-    """What an evaluation adds to the row of its epoch, and lines to print."""
-    plan, sums = self._run.plan, evaluation.result.sums
-    count = int(sums.count)
-    row = {"eval_images": count, "eval_images_skipped": plan.eval_images - count}
-    config, classes = self._run.config, self._run.config.data.classes
-    # Without accuracies an evaluation improves on nothing.
-    last = step == plan.total_steps or bool(
-      reason_to_stop([*self.rows, {"step": step, "eval_loss": None}], config)
-    )
-    means, said = check_evaluation(sums, step, classes=classes, last=last)
-    if "top1" in means:
-      means |= class_figures.summary(evaluation.predictions, classes)
-    return row | {f"eval_{name}": value for name, value in means.items()}, said
 
   def _slow_input(self, step: int) -> Iterator[str]:
     """A line on what to do when the devices wait for input; once a phase."""
@@ -200,26 +266,44 @@ class EpochReport:
     return bool(reason_to_stop(self.rows, self._run.config))
 
 
-def check_evaluation(
-  sums: MetricSums, step: int, *, classes: int, last: bool
-) -> tuple[dict[str, float], list[str]]:
-  """The means of an evaluation after `step` steps, and lines to print.
+def reaches_target(row: EpochRow, config: ConfigDict) -> bool:
+  """Whether the epoch of `row` was evaluated and reached the target; without one none does."""
+  reached = row.get(f"eval_{config.target_metric}")
+  return reached is not None and 0 < config.target <= reached
 
-  There are no accuracies if the loss is not finite.
 
-  Raises:
-    UserError: the last evaluation of a run has such a loss, so there is no result.
+def reason_to_stop(rows: Sequence[EpochRow], config: ConfigDict) -> str:
+  """Why the run ends after its last row, whatever steps are left: "target", "patience" or ''.
+
+  Both are read from the rows alone, so a resumed run decides as the one before it. Patience counts
+  as Keras's EarlyStopping does (min_delta 0): an equal value is no improvement.
   """
-  means = sums.means(classes)
+  if not rows or "eval_loss" not in rows[-1]:
+    return ""
+  if config.target_metric == "top5" and not has_top5(config.data.classes):
+    return ""  # a note of `setup` says that nothing follows it
+  if config.stop_at_target and reaches_target(rows[-1], config):
+    return "target"
+  best = next((row["step"] for row in ranked(rows, config.target_metric)), -1)
+  without_gain = sum("eval_loss" in row and row["step"] > best for row in rows)
+  return "patience" if 0 < config.patience <= without_gain else ""
+
+
+def evaluated_row(evaluation: Evaluation, config: ConfigDict, plan: Plan) -> dict[str, Any]:
+  """What an evaluation adds to the row of its epoch: accuracies only if its loss is finite."""
+  sums, classes = evaluation.result.sums, config.data.classes
+  means, count = sums.means(classes), int(sums.count)
   if math.isfinite(means["loss"]):
-    return means, []
-  said = f"the loss of the evaluation after step {step} is {means['loss']}"
-  if last:
-    raise UserError(
-      f"{said}: the logits are not finite, and there is no result; {LOWER_PEAK}, or set another "
-      "--config.precision."
-    )
-  return {"loss": means["loss"]}, [f"{said}: its accuracies do not count"]
+    means |= class_figures.summary(evaluation.predictions, classes)
+  else:
+    means = {"loss": means["loss"]}
+  return {
+    "eval_seconds": evaluation.seconds,
+    "evaluated_weights": plan.evaluated_weights(evaluation.step),
+    "eval_images": count,
+    "eval_images_skipped": plan.eval_images - count,
+    **{f"eval_{name}": value for name, value in means.items()},
+  }
 
 
 def planned_row(spec: TrainSpec, step: int) -> dict[str, Any]:

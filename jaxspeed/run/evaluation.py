@@ -24,24 +24,8 @@ from jaxspeed.files import write_atomically
 from jaxspeed.planning.plan import Phase
 from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions
+from jaxspeed.run import restore, setup
 from jaxspeed.run.best import CheckpointStep
-from jaxspeed.run.restore import (
-  Weights,
-  load_config,
-  named,
-  pretrained_weights,
-  require_same_classes,
-  run_weights,
-  stored_plan,
-)
-from jaxspeed.run.setup import (
-  FOLLOWING,
-  as_data_decide,
-  decided_by_data,
-  feed_of,
-  missing_package,
-  open_data,
-)
 from jaxspeed.steps.outcomes import EvalResult, Outcomes
 from jaxspeed.steps.spec import make_train_spec
 
@@ -129,13 +113,13 @@ def evaluate(
   Raises:
     UserError: as `open_run`; an unknown mode; too many broken images; logits that are not finite.
   """
-  configs = _one_a_mode(load_config(folder) if config is None else config)
+  configs = _one_a_mode(restore.load_config(folder) if config is None else config)
   theirs, ours = stored.load(folder / "config.json").data, configs[0].data
   for name in ("cache", "path"):
     if theirs[name] and not ours[name]:
       flag = f"--config.data.{name}={theirs[name]}"
       output.note(f"the run's data.{name}, {theirs[name]}, is not used: {flag} uses it again")
-  with run_weights(folder, configs[0], step) as weights:
+  with restore.run_weights(folder, configs[0], step) as weights:
     data = _open_for(folder, configs[0], theirs.path, weights.phase)
     rows = _rows(configs, weights, data, split, logits)
   evaluated = weights.spec.plan.evaluated_weights(weights.step)
@@ -151,25 +135,23 @@ def evaluate_pretrained(
 ) -> list[dict[str, Any]]:
   """Accuracies of the weights at `config.pretrained.path`, in the rows of `evaluate`.
 
-  Args:
-    config: a recipe with its modes in eval.mode (`with_last_mode`); its last phase is used.
-    given: the fields that the command line sets, which the data do not override.
-    split, logits: as in `evaluate`.
+  `config` is a recipe with its modes in eval.mode (`with_last_mode`), of which the last phase is
+  used. The data do not override fields that the command line sets, `given`.
 
   Raises:
     UserError: no file is named, or as `models.pretrained.load_pretrained`.
   """
-  configs = [named(each) for each in _one_a_mode(config)]
-  if lacking := missing_package(config):
+  configs = [restore.named(each) for each in _one_a_mode(config)]
+  if lacking := setup.missing_package(config):
     raise UserError(lacking)
-  last = stored_plan(configs[0]).phases[-1]
+  last = restore.stored_plan(configs[0]).phases[-1]
   with no_downloads():
-    data = open_data(configs[0], follow=FOLLOWING - set(given), phases=[last])
-  for line in decided_by_data(config, data):
+    data = setup.open_data(configs[0], follow=setup.FOLLOWING - set(given), phases=[last])
+  for line in setup.decided_by_data(config, data):
     output.note(line)
-  require_same_classes(configs[0], data.class_names)
-  configs = [as_data_decide(each, data) for each in configs]
-  with pretrained_weights(configs[0]) as weights:
+  restore.require_same_classes(configs[0], data.class_names)
+  configs = [setup.as_data_decide(each, data) for each in configs]
+  with restore.pretrained_weights(configs[0]) as weights:
     rows = _rows(configs, weights, data, split, logits)
   return [{"weights": config.pretrained.path} | row for row in rows]
 
@@ -192,19 +174,18 @@ def _open_for(folder: pathlib.Path, config: ConfigDict, own_path: str, phase: Ph
     UserError: they cannot be read, or are of another kind.
   """
   path = config.data.path
-  if lacking := missing_package(config):
+  if lacking := setup.missing_package(config):
     raise UserError(lacking)
   try:
     # A stream opens only what this phase reads.
     with no_downloads():
-      data = open_data(config, phases=[phase], follow=FOLLOWING)
+      data = setup.open_data(config, phases=[phase], follow=setup.FOLLOWING)
   except UserError:
     if not path or path != own_path or os.path.exists(path):
       raise
-    relative = "" if os.path.isabs(path) else ", relative to the folder where it was trained"
     raise UserError(
-      f"{path} does not exist: {folder / 'config.json'} names it{relative}; name the data with "
-      "--config.data.path."
+      f"{path} does not exist: {folder / 'config.json'} names it, perhaps relative to the folder "
+      "where it was trained; name the data with --config.data.path."
     ) from None
   for name, value in data.decides.items():
     if value != config.data[name]:
@@ -227,7 +208,7 @@ def _evaluated_on(config: ConfigDict, data: OpenData) -> str:
 
 def _rows(
   configs: Sequence[ConfigDict],
-  weights: Weights,
+  weights: restore.Weights,
   data: OpenData,
   split: str,
   logits: pathlib.Path | None,
@@ -241,16 +222,18 @@ def _rows(
     row = {"mode": config.eval.mode, "data": source, "evaluated_on": evaluated_on}
     if trains:
       config.data.eval_images = config.data.train_images
-    spec = make_train_spec(config, stored_plan(config), weights.spec.mesh)
+    spec = make_train_spec(config, restore.stored_plan(config), weights.spec.mesh)
     spec = dataclasses.replace(spec, saves_logits=logits is not None)
     rows.append(row | _evaluate_mode(dataclasses.replace(weights, spec=spec), data, logits))
   return rows
 
 
-def _evaluate_mode(weights: Weights, data: OpenData, logits: pathlib.Path | None) -> dict[str, Any]:
+def _evaluate_mode(
+  weights: restore.Weights, data: OpenData, logits: pathlib.Path | None
+) -> dict[str, Any]:
   """The numbers of a row: images, loss, accuracies, the worst classes, confusions and seconds."""
   config, phase = weights.spec.config, weights.phase
-  run = feed_of(config).prepare_evaluation(data, weights.spec, phase, weights.variables)
+  run = setup.feed_of(config).prepare_evaluation(data, weights.spec, phase, weights.variables)
   start = time.perf_counter()
   result, broken = jax.block_until_ready(run())
   sums, seconds = result.sums, round(time.perf_counter() - start, 3)

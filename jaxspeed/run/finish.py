@@ -11,8 +11,9 @@ from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions
 from jaxspeed.records.provenance import of_this_process
 from jaxspeed.records.results import read_result, write_result
-from jaxspeed.run.best import best_of, reaches_target
+from jaxspeed.run.best import best_of
 from jaxspeed.run.checkpoint import FOLDER
+from jaxspeed.run.epoch_report import LOWER_PEAK, reaches_target
 from jaxspeed.run.run import Run
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.state import TrainState
@@ -44,16 +45,22 @@ def finish(
   Before that it writes the predictions to a file of their own.
 
   Raises:
-    UserError: the row of the last epoch is missing, or every step was skipped in float16.
+    UserError: the last evaluation has no finite loss, the row of the last epoch is missing, or
+      every step was skipped in float16.
   """
   folder, config, step = run.folder, run.config, int(state.step)
-  if not rows or rows[-1]["step"] != step or "eval_top1" not in rows[-1]:
+  last = rows[-1] if rows and rows[-1]["step"] == step else {}
+  if last.get("eval_loss", 0.0) is None:
+    raise UserError(
+      "the loss of the last evaluation is not finite, and so there is no result: "
+      f"{LOWER_PEAK}, or set another --config.precision."
+    )
+  if "eval_top1" not in last:
     raise UserError(
       f"{folder / 'metrics.jsonl'} has no row of the last step, {step}: put the file back, or "
       f"remove {folder / FOLDER / str(step)}, and the same command trains again from the "
       "checkpoint before it, if there is one."
     )
-  last = rows[-1]
   first = next((row for row in rows if reaches_target(row, config)), None)
   row = {
     "config": stored.to_dict(config),

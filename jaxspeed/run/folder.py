@@ -9,28 +9,22 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 
-from jaxspeed.cluster.folder_lock import (
-  LOCK,
-  OWNER,
-  OWNER_LOCK,
-  FolderLock,
-  end_superseded,
-)
+from jaxspeed.cluster import folder_lock
+from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, mend
 from jaxspeed.files import TEMPORARY
 from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.run.profile import FOLDER as PROFILE
 
 CONFIG = "config.json"
-_LOCKS = (OWNER, OWNER_LOCK, LOCK)
+_LOCKS = (folder_lock.OWNER, folder_lock.OWNER_LOCK, folder_lock.LOCK)
 _FILES = (
   CONFIG,
   "metrics.jsonl",
   "classes.json",
   "result.json",
-  "confusion.npy",  # of an earlier version
   Predictions.FILE,
   Thumbnails.FILE,
   "broken_images.tsv",
@@ -54,7 +48,8 @@ def clear(path: pathlib.Path) -> None:
       with contextlib.suppress(OSError):
         (folder / name).unlink()
     if folder != path:
-      _remove_empty([folder])
+      with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def is_untrained(path: pathlib.Path) -> bool:
@@ -71,36 +66,50 @@ def is_untrained(path: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def taken(
-  workdir: str | os.PathLike[str], *, superseded: Callable[[str], None] = end_superseded
+  workdir: str | os.PathLike[str],
+  *,
+  superseded: Callable[[str], None] = folder_lock.end_superseded,
 ) -> Iterator[FolderLock]:
   """Creates a run's folder if it is missing, and yields its lock, owned by this start.
 
-  If the block fails before a new run has anything to lose, what was created is removed.
-
-  Args:
-    workdir: the folder.
-    superseded: as in `FolderLock`.
+  If the block fails before a new run has anything to lose, the folder is removed.
 
   Raises:
-    UserError: the folder is foreign, another job's, or not writable.
+    UserError: the folder is foreign, another job's, or not writable; or the block could not write
+      records or the result there.
   """
-  path = _local(workdir)
+  path, lock, is_new = _local(workdir), None, False
   look(path)
-  made, lock, is_new = make(path), None, False
+  is_ours = not path.exists()
+  make(path)
   try:
     lock = FolderLock(path, superseded=superseded)
     is_new = look(path)  # again, under the lock: another start may have written since
     yield lock
   except BaseException as error:
     if lock is not None:
-      is_ours = is_new and not isinstance(error, Stopped) and lock.successor() is None
-      refused = is_ours and is_untrained(path)
-      if refused:
+      refused = is_new and not isinstance(error, Stopped) and lock.successor() is None
+      if refused := refused and is_untrained(path):
         clear(path)
       lock.close(erase=refused)
-    _remove_empty(made)
+    with contextlib.suppress(OSError):  # it is not empty
+      if is_ours:
+        path.rmdir()
+    if isinstance(error, OSError) and (place := _unwritable(error, path)):
+      raise UserError(
+        f"{place} could not be written ({error.strerror or error}): {mend(error)}; the same "
+        "command resumes from the newest checkpoint."
+      ) from error
     raise
   lock.close()
+
+
+def _unwritable(error: OSError, folder: pathlib.Path) -> pathlib.Path | None:
+  """What of a run's folder an error of the disk kept from being written; None: nothing of it."""
+  full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+  place = pathlib.Path(error.filename if isinstance(error.filename, str) else folder)
+  in_folder = error.filename and place.absolute().is_relative_to(folder.absolute())
+  return place if full or in_folder else None
 
 
 def look(path: pathlib.Path) -> bool:
@@ -140,47 +149,42 @@ def look(path: pathlib.Path) -> bool:
   return False
 
 
-def make(path: pathlib.Path) -> list[pathlib.Path]:
-  """Creates a writable folder and its parents; returns those that were missing, innermost first.
+def make(path: pathlib.Path) -> None:
+  """Creates a folder and its parents if they are missing, and makes sure that it can be written.
 
   Raises:
-    UserError: it cannot be created or written; nothing is left of it.
+    UserError: it cannot be created or written.
   """
-  missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
   try:
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
       pass
   except (OSError, ValueError) as error:
-    _remove_empty(missing)
     raise _unusable(path, error) from error
-  return missing
 
 
 def check_output(path: pathlib.Path, shown: str = "") -> None:
   """Makes sure that a command can write a file, and that it replaces none of a run's own.
 
-  Args:
-    path: the file.
-    shown: what a message calls it; '': its path.
+  A message calls it `shown`; '': by its path.
 
   Raises:
     UserError: it is a folder, its own folder is missing or not writable, its name is too long, or
       only a run writes there.
   """
-  shown, reason = shown or str(path), ""
+  shown = shown or str(path)
   if os.path.isdir(path):
     raise UserError(f"{shown} is a folder: name a file in it.")
   try:
-    os.lstat(path)
-  except FileNotFoundError:
-    reason = "" if path.parent.is_dir() else f"there is no folder {path.parent}"
-  except (OSError, ValueError) as error:  # such as a name of 256 bytes
-    reason = getattr(error, "strerror", None) or str(error)
-  if not reason and not os.access(path.parent, os.W_OK):
-    reason = os.strerror(errno.EACCES)
-  if reason:
-    raise UserError(f"{shown} cannot be written ({reason}): name one that you can write.")
+    with contextlib.suppress(FileNotFoundError):
+      os.lstat(path)  # raises on a name of 256 bytes
+    with tempfile.TemporaryFile(dir=path.parent):
+      pass
+  except (OSError, ValueError) as error:
+    reason = getattr(error, "strerror", None) or error
+    raise UserError(
+      f"{shown} cannot be written ({reason}): name one that you can write."
+    ) from error
   real = pathlib.Path(os.path.realpath(path.parent), path.name)
   for inner in (real, *real.parents):
     if inner.name in (*_FILES, *_FOLDERS, "launch") and os.path.exists(inner.parent / CONFIG):
@@ -220,9 +224,3 @@ def _is_trace(path: pathlib.Path) -> bool:
 def _subfolders(path: pathlib.Path) -> list[pathlib.Path]:
   """The folders of the single runs of a config with several runs."""
   return sorted(each for each in path.glob("run_*") if _RUN.fullmatch(each.name) and each.is_dir())
-
-
-def _remove_empty(folders: list[pathlib.Path]) -> None:
-  for each in folders:
-    with contextlib.suppress(OSError):
-      each.rmdir()

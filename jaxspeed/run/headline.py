@@ -1,11 +1,9 @@
-"""The lines printed before the first step of a run, or instead of its steps."""
+"""The lines printed before the first step of a run."""
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from jaxspeed.cluster import processes
 from jaxspeed.devices import allreduce, options
@@ -17,8 +15,6 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen
 from jaxspeed.records.provenance import describe_device
 from jaxspeed.records.results import images_of
-from jaxspeed.records.writer import FILE as METRICS
-from jaxspeed.run.checkpoint import steps_of
 from jaxspeed.run.setup import balance_lines_of
 from jaxspeed.steps.spec import TrainSpec
 
@@ -90,18 +86,3 @@ def print_compiled(screen: Screen, spec: TrainSpec, feed: Feed, clock: Clock) ->
   if spec.devices > 1 and programs:
     lines["gradients"] = f"{allreduce.describe(programs[0].text())} a step"
   screen.header(lines)
-
-
-def print_finished(
-  screen: Screen, config: ConfigDict, folder: pathlib.Path, result: dict[str, Any]
-) -> None:
-  """Prints the result of a run that needs no more steps."""
-  screen.result(result, finished_in=str(folder))
-  alone = config.runs == 1 and processes.is_primary()
-  if alone and not steps_of(folder):
-    screen.line(
-      f"{folder} no longer holds a whole checkpoint: remove {folder / 'result.json'} to train "
-      "it again"
-    )
-  if alone and not (folder / METRICS).exists():
-    screen.line(f"{folder / METRICS} is missing, and with it the curves of this run")

@@ -83,12 +83,8 @@ def fitted(
 ) -> ConfigDict:
   """The config of a run that begins, once what it begins with is known to fit it.
 
-  It has head="keep" where pretrained weights are of just these classes, by their names.
-
-  Args:
-    config: the result of `sized`, with what the data decide.
-    given: as there.
-    class_names: the names of the data's classes; (): not known yet.
+  It has head="keep" where pretrained weights are of just these classes, by their names; without
+  names of the data's classes, these are not known yet.
 
   Raises:
     UserError: weights do not fit; or the run at `continue_from` has no checkpoint, or is of another
@@ -132,8 +128,7 @@ def first_state(state: TrainState, spec: TrainSpec, shapes: Carry) -> TrainState
   `state` has new weights; `shapes` are the shapes and shardings of the run's carry.
 
   Raises:
-    UserError: the run at `continue_from` has no sound checkpoint any more, or its optimizer has
-      other arrays.
+    UserError: the checkpoint of the run at `continue_from` is damaged, or has other arrays.
   """
   config = spec.config
   if config.continue_from:
@@ -168,7 +163,7 @@ def _check_continued(config: ConfigDict, class_names: Sequence[str]) -> None:
       "these fields as it has them, or take its weights only, with --config.pretrained.path."
     )
   if not steps_of(folder):
-    raise _without_checkpoint(folder)
+    raise UserError(f"{_FIELD}={folder} holds no whole checkpoint: train it first.")
   if class_names and stored_class_names(folder, stored.data.classes) != tuple(class_names):
     raise UserError(
       f"{_FIELD}={folder} is a run of other classes: take its weights with "
@@ -187,10 +182,5 @@ def _continued(config: ConfigDict, shapes: Carry) -> TrainState:
       f"{_FIELD}={folder} cannot be continued ({reason}): set the fields of the optimizer as it "
       "has them, or take its weights only, with --config.pretrained.path."
     ) from error
-  if restored is None:
-    raise _without_checkpoint(folder)
+  assert restored is not None
   return restored.tree.state
-
-
-def _without_checkpoint(folder: pathlib.Path) -> UserError:
-  return UserError(f"{_FIELD}={folder} holds no whole checkpoint: train it first.")

@@ -21,16 +21,8 @@ from jaxspeed.optim.groups import for_lars
 from jaxspeed.optim.make import groups_of
 from jaxspeed.planning.plan import Plan, left_out
 from jaxspeed.planning.text import group_lines
+from jaxspeed.run import setup
 from jaxspeed.run.initial import decided_by_weights, fitted, sized
-from jaxspeed.run.setup import (
-  FOLLOWING,
-  as_data_decide,
-  balance_lines_of,
-  feed_of,
-  missing_package,
-  open_data,
-  plan_of,
-)
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.steps.spec import make_train_spec
 
@@ -50,7 +42,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   Raises:
     UserError: a value that no run can have, or data that cannot be read.
   """
-  feed_of(config)  # raises on an unknown feed, even if no data are opened
+  setup.feed_of(config)  # raises on an unknown feed, even if no data are opened
   recipe, lines = config, []
   notes = _missing_weights(config)
   if begins := not notes:
@@ -60,17 +52,17 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   if config.data.synthetic or not (config.data.path or registered):
     config = _as_known(config, given)
   else:
-    data = open_data(config, Console(stderr=True), follow=FOLLOWING - set(given))
-    config, names = as_data_decide(config, data), data.class_names
+    data = setup.open_data(config, Console(stderr=True), follow=setup.FOLLOWING - set(given))
+    config, names = setup.as_data_decide(config, data), data.class_names
   if begins:
     config = fitted(config, given, names)
     notes = decided_by_weights(recipe, config)
-  plan = plan_of(config, data, devices=devices)
+  plan = setup.plan_of(config, data, devices=devices)
   if data is not None:
     lines = [f"data: {data.source}, {plan.train_images} images to train on", *data.notes]
-    notes = [*balance_lines_of(config, data, plan), *notes]
+    notes = [*setup.balance_lines_of(config, data, plan), *notes]
   lines += [*left_out(config, plan), *notes]
-  if lacking := missing_package(config):
+  if lacking := setup.missing_package(config):
     lines.append(f"training: {lacking.removesuffix('.')}")
   return Planned(config, plan, tuple(lines))
 

@@ -23,24 +23,26 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
+from jaxspeed.files import open_regular
 from jaxspeed.models.exchange import class_names_in
+from jaxspeed.run import restore
 from jaxspeed.run.best import CheckpointStep
-from jaxspeed.run.image_file import BrokenImage, read_image
-from jaxspeed.run.restore import (
-  Weights,
-  for_images,
-  load_config,
-  named,
-  pretrained_weights,
-  require_same_classes,
-  run_weights,
-)
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.spec import TrainSpec
 
+
+class BrokenImage(UserError):
+  """A file that cannot be read as an image.
+
+  Its `reason` has a few words, without the name.
+  """
+
+  def __init__(self, sentence: str, reason: str) -> None:
+    super().__init__(sentence)
+    self.reason = reason
+
+
 Prediction = list[tuple[str, float]]
-# Called with the error of an image that cannot be read.
-OnError = Callable[[UserError], None]
 # The name of a file, an image of Pillow, or the pixels as the model sees them.
 Source = str | os.PathLike[str] | Image.Image | UInt8[np.ndarray, "size size 3"]
 # The probabilities of an image's classes, or why the image cannot be read.
@@ -56,7 +58,7 @@ class Predictor:
     names: the names of the classes.
   """
 
-  weights: Weights
+  weights: restore.Weights
   names: Sequence[str]
 
   def rows(self, images: Sequence[Source]) -> Generator[Row, None, None]:
@@ -134,9 +136,9 @@ def _finished(read: Sequence[Any], started: Any) -> Iterator[Row]:
 @contextlib.contextmanager
 def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator[Predictor]:
   """Yields the predictor of a run, for use inside the block; `step` and errors as in `open_run`."""
-  config = for_images(load_config(folder))
+  config = restore.for_images(restore.load_config(folder))
   names = stored_class_names(folder, config.data.classes)
-  with run_weights(folder, config, step) as weights:
+  with restore.run_weights(folder, config, step) as weights:
     yield Predictor(weights, names)
 
 
@@ -144,50 +146,34 @@ def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator
 def pretrained_predictor(config: ConfigDict, given: Collection[str] = ()) -> Iterator[Predictor]:
   """Yields the predictor with the weights at `config.pretrained.path`, for use inside the block.
 
-  Args:
-    config: a recipe; uses its last phase, and the classes of the data set at `config.data.path`, or
-      without one those that the file of the weights names.
-    given: the fields that the command line sets, which the data set does not override.
+  It uses the last phase of a recipe, and the classes of the data set at `config.data.path`, or
+  without one those that the file of the weights names. The data set does not override fields that
+  the command line sets, `given`.
 
   Raises:
     UserError: as `pretrained_weights`, or the data set has other classes.
   """
-  config = for_images(named(config))
+  config = restore.for_images(restore.named(config))
   names = _class_names(config, given)
-  with pretrained_weights(config) as weights:
+  with restore.pretrained_weights(config) as weights:
     yield Predictor(weights, names)
 
 
 def predict(
-  opened: contextlib.AbstractContextManager[Predictor],
-  images: Sequence[str],
-  *,
-  top: int = 5,
-  on_error: OnError | None = None,
-) -> list[Prediction | None]:
-  """The likeliest classes of image files, with their probabilities.
+  opened: contextlib.AbstractContextManager[Predictor], images: Sequence[str], *, top: int = 5
+) -> list[Prediction | BrokenImage]:
+  """The `top` likeliest classes of image files, with their probabilities.
 
-  Args:
-    opened: `run_predictor` or `pretrained_predictor`, which is entered here.
-    images: the names of the image files.
-    top: the number of classes to return for each image.
-    on_error: a function called with the error for a file that is no image; the file's result is
-      then None. Without a function, the error is raised.
+  `opened` is `run_predictor` or `pretrained_predictor`, which is entered here.
 
   Raises:
-    UserError: a file is no image, the weights cannot be opened, or logits are not finite.
+    UserError: the weights cannot be opened, or logits are not finite.
   """
-  found: list[Prediction | None] = []
   with opened as predictor:
-    for row in predictor.rows(images):
-      if not isinstance(row, BrokenImage):
-        found.append(predictor.likeliest(row, top))
-      elif on_error is None:
-        raise row
-      else:
-        on_error(row)
-        found.append(None)
-  return found
+    return [
+      row if isinstance(row, BrokenImage) else predictor.likeliest(row, top)
+      for row in predictor.rows(images)
+    ]
 
 
 def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
@@ -200,7 +186,7 @@ def _class_names(config: ConfigDict, given: Collection[str]) -> tuple[str, ...]:
         f"config.data.path: {data.path} has {len(names)} classes, and config.data.classes is "
         f"{data.classes}: name the data set that the weights were trained on, or none."
       )
-    require_same_classes(config, names)
+    restore.require_same_classes(config, names)
   names = names or class_names_in(config.pretrained.path)
   if names and not fixed:
     data.classes = len(names)
@@ -220,3 +206,72 @@ def probabilities_of(spec: TrainSpec) -> Callable[[Any, Any], Any]:
     return jax.nn.softmax(logits)
 
   return probabilities
+
+
+def read_image(
+  path: str | os.PathLike[str] | Image.Image, size: int, resize: int, *, antialias: bool = True
+) -> UInt8[np.ndarray, "size size 3"]:
+  """An image as the model sees it: RGB, short side resized to `resize`, center crop of `size`.
+
+  Both are in pixels; the crop is black beyond the edges of the resized image. `antialias` is that
+  of `streams.TrainStream`. The pixels are those of `streams.EvalStream`, which uses TensorFlow, to
+  a grey level or two.
+
+  Raises:
+    BrokenImage: the file is missing or no image.
+  """
+  try:
+    if isinstance(path, Image.Image):
+      return _cropped(pixels.as_shown(path), size, resize, antialias)
+    path = os.fspath(path)
+    with open_regular(path) as file:
+      return _cropped(pixels.load_upright(file), size, resize, antialias)
+  except FileNotFoundError:
+    raise BrokenImage(f"{path}: there is no such file.", "there is no such file") from None
+  except Exception as error:  # Pillow raises almost anything
+    if isinstance(path, str) and os.path.isdir(path):
+      files = f"{path.rstrip('/')}/*"
+      sentence = f"{path} is a folder: name its files, as in {files}, or add --csv to `predict`."
+      raise BrokenImage(sentence, "it is a folder") from None
+    reason = pixels.reason_of(error)
+    raise BrokenImage(f"{path} cannot be read as an image: {reason}.", reason) from None
+
+
+def _cropped(
+  image: Image.Image, size: int, resize: int, antialias: bool
+) -> UInt8[np.ndarray, "size size 3"]:
+  short = min(image.size)
+  # Only the crop is resized: a strip of 1 x 50,000 pixels would not fit in memory.
+  (left, right, x, width), (top, bottom, y, height) = (
+    _shown(side, resize * side // short, size) for side in image.size
+  )
+  box = (left, top, right, bottom)
+  if antialias:
+    shown = image.resize((width, height), Image.Resampling.BILINEAR, box)
+  else:
+    shown = _interpolate(image, (width, height), box)
+  square = Image.new("RGB", (size, size))
+  square.paste(shown, (x, y))
+  return np.asarray(square)
+
+
+def _shown(side: int, resized: int, size: int) -> tuple[float, float, int, int]:
+  """The part of a side that a center crop shows, rounded as in `crops.central_windows`.
+
+  Returns:
+    The part's begin and end in the image, and its first pixel and length in the result.
+  """
+  room = resized - size
+  first = round(room / 2) if room >= 0 else -(-room // 2)
+  begin, end = max(first, 0), min(first + size, resized)
+  return begin * side / resized, end * side / resized, begin - first, end - begin
+
+
+def _interpolate(
+  image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float]
+) -> Image.Image:
+  """Interpolates between the nearest pixels; in float32, as Pillow would drop the fractions."""
+  how = (Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
+  planes = [plane.convert("F").transform(size, *how) for plane in image.split()]
+  values = np.stack([np.asarray(plane) for plane in planes], -1)
+  return Image.fromarray(np.rint(values).astype(np.uint8))

@@ -19,8 +19,7 @@ from jaxspeed.data.formats.pixels import SUFFIXES
 from jaxspeed.errors import UserError, mend, printable
 from jaxspeed.files import write_atomically
 from jaxspeed.run.folder import check_output
-from jaxspeed.run.image_file import BrokenImage
-from jaxspeed.run.predict import Predictor
+from jaxspeed.run.predict import BrokenImage, Predictor
 
 # The path that stands for standard output.
 STANDARD_OUTPUT = "-"
@@ -51,8 +50,7 @@ class Images:
 def find_images(arguments: Sequence[str]) -> Images:
   """The images that are named: files, folders with all their sub-folders, and CSV lists.
 
-  Args:
-    arguments: the names. In a folder, files are images by their ending; hidden ones are left out.
+  In a folder, files are images by their ending; hidden ones are left out.
 
   Raises:
     UserError: a folder holds no image or cannot be read; a list is none.
@@ -62,7 +60,7 @@ def find_images(arguments: Sequence[str]) -> Images:
     try:
       found = [(name, name)]
       if os.path.isdir(name):
-        found = [(path, path) for path in _in_folder(pathlib.Path(name), others, set())]
+        found = [(path, path) for path in _in_folder(pathlib.Path(name), others)]
       elif is_csv(pathlib.Path(name)):
         listed = map(_without_apostrophe, read_names(pathlib.Path(name)))
         found = [(each, os.path.join(os.path.dirname(name), each)) for each in listed]
@@ -78,32 +76,25 @@ def find_images(arguments: Sequence[str]) -> Images:
   return Images([name for name, _ in pairs], [path for _, path in pairs], notes)
 
 
-def _in_folder(
-  folder: pathlib.Path, others: collections.Counter[str], seen: set[tuple[int, int]]
-) -> Iterator[str]:
-  """The images of a folder and its sub-folders; a link back to a folder `seen` adds none."""
-  about, listed = os.stat(folder), list_folder(folder)
-  if (about.st_dev, about.st_ino) not in seen:
-    seen.add((about.st_dev, about.st_ino))
-    others.update(listed.others)
-    yield from (str(folder / name) for name in listed.images)
-    for name in listed.folders:
-      yield from _in_folder(folder / name, others, seen)
+def _in_folder(folder: pathlib.Path, others: collections.Counter[str]) -> Iterator[str]:
+  """The images of a folder and its sub-folders; links to folders are not followed."""
+  listed = list_folder(folder)
+  others.update(listed.others)
+  yield from (str(folder / name) for name in listed.images)
+  for name in listed.folders:
+    if not (folder / name).is_symlink():
+      yield from _in_folder(folder / name, others)
 
 
 def check_csv(path: str, arguments: Iterable[str]) -> None:
   """Makes sure that a table can be written, before anything is loaded.
 
   Raises:
-    UserError: as `check_output`, or it would replace a device or a file that is read.
+    UserError: as `check_output`, or it would replace a file that is read.
   """
   if path == STANDARD_OUTPUT:
     return
-  if not path:
-    raise UserError("--csv is empty: name the table to write, or - for standard output.")
   check_output(pathlib.Path(path), f"--csv={path}")
-  if os.path.exists(path) and not os.path.isfile(path):
-    raise UserError(f"--csv={path} is a device or a pipe: name a file, or - for standard output.")
   with contextlib.suppress(OSError):
     if any(os.path.samefile(path, name) for name in arguments if os.path.exists(name)):
       raise UserError(f"--csv={path} is a file to read, and would be replaced: name another one.")
@@ -114,12 +105,8 @@ def write_csv(
 ) -> Predicted:
   """Writes the table of `predict.py`: a header, and a line for each image, in order.
 
-  Args:
-    path: the file, which appears when it is complete, or "-" for standard output.
-    predictor: the weights.
-    images: the images.
-    top: the number of classes of an image.
-    show: called from time to time with the number of images done, and of all.
+  `path` is a file, which appears when it is complete, or "-" for standard output. `top` is the
+  number of classes of an image. `show` is called now and then with the numbers of images.
 
   Raises:
     UserError: the file cannot be written, or logits are not finite.

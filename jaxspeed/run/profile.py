@@ -3,8 +3,7 @@
 import contextlib
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,11 +20,7 @@ Steps = tuple[int, int]
 
 
 def parse_steps(text: str) -> Steps:
-  """The steps that a flag --profile=FIRST:LAST names.
-
-  Raises:
-    UserError: it names none.
-  """
+  """The steps that a flag --profile=FIRST:LAST names; a UserError if it names none."""
   found = re.fullmatch("([0-9]{1,9}):([0-9]{1,9})", text)
   if found is None or not 1 <= int(found[1]) <= int(found[2]):
     raise UserError(
@@ -36,11 +31,7 @@ def parse_steps(text: str) -> Steps:
 
 
 def check_steps(steps: Steps | None, total: int) -> None:
-  """Makes sure that a run of `total` steps has the steps to trace.
-
-  Raises:
-    UserError: it ends before the last of them.
-  """
+  """Makes sure that a run of `total` steps has the steps to trace; a UserError if it has not."""
   if steps is not None and steps[1] > total:
     raise UserError(
       f"steps {steps[0]} to {steps[1]} cannot be traced (--profile): the run has {total} steps."
@@ -48,12 +39,13 @@ def check_steps(steps: Steps | None, total: int) -> None:
 
 
 class Profile:
-  """Traces some steps of a run with JAX's profiler, in process 0 alone; `say` prints lines."""
+  """Traces some steps of a run with JAX's profiler, in process 0 alone."""
 
-  def __init__(self, run: Run, say: Callable[[Iterable[str]], None]) -> None:
+  def __init__(self, run: Run) -> None:
     steps = run.hooks.profile
     self._steps = steps if processes.is_primary() else None  # None: nothing is left to trace
-    self._folder, self._say, self._whole_epochs = run.folder / FOLDER, say, run.feed.whole_epochs
+    self._folder, self._say = run.folder / FOLDER, run.screen.line
+    self._whole_epochs = run.feed.whole_epochs
     self._name = "steps_{}_to_{}".format(*steps or (0, 0))
     self._begun: int | None = None  # steps done before the trace that is under way
     self._done = 0
@@ -68,22 +60,14 @@ class Profile:
         self._stop()
     if self._steps is not None:
       first, last = self._steps
-      self._end(f"no trace is written: this start took none of the steps {first} to {last}")
-
-  def _end(self, line: str) -> None:
-    self._steps = self._begun = None
-    self._say([line])
+      self._say(f"no trace is written: this start took none of the steps {first} to {last}")
 
   def traced(
     self, outputs: Iterator[StepOutput], carry: Any, step: int, end: int
   ) -> Iterator[StepOutput]:
-    """A feed's steps, with the trace around those to trace and whatever comes between them.
+    """The steps of `Feed.train`, with the trace around those to trace and whatever comes between.
 
-    Args:
-      outputs: the steps of `Feed.train`.
-      carry: the carry before them.
-      step: the number of steps done before them.
-      end: the end of their epoch.
+    `carry` is that after `step` steps, before the first of them; their epoch ends with `end`.
     """
     while self._steps is not None and step < end:
       following = end if self._whole_epochs else step + 1
@@ -96,7 +80,7 @@ class Profile:
         return
       carry, step = output.carry, output.step
       self._done = step
-      if self._begun is not None and self._steps is not None and step >= self._steps[1]:
+      if self._begun is not None and step >= self._steps[1]:
         jax.block_until_ready(carry)
         self._stop()
       yield output
@@ -106,30 +90,18 @@ class Profile:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # else Python's events would far outnumber the devices'
     options.session_id = self._name
-    try:
-      # JAX expects one host's files in it, when it makes Perfetto's.
-      shutil.rmtree(self._folder / "plugins" / "profile" / self._name, ignore_errors=True)
-      self._folder.mkdir(exist_ok=True)
-      with tempfile.TemporaryFile(dir=self._folder):
-        pass
-      jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
-      self._begun = step
-    except (OSError, RuntimeError) as error:  # RuntimeError: somebody else is tracing
-      self._fail(error)
+    # JAX expects one host's files in it, when it makes Perfetto's.
+    shutil.rmtree(self._folder / "plugins" / "profile" / self._name, ignore_errors=True)
+    self._folder.mkdir(exist_ok=True)
+    jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
+    self._begun = step
 
   def _stop(self) -> None:
-    try:
-      with watchdog_paused():
-        jax.profiler.stop_trace()
-    except (OSError, RuntimeError, ValueError) as error:
-      self._fail(error)
-      return
-    self._end(
+    with watchdog_paused():
+      jax.profiler.stop_trace()
+    self._say(
       f"a trace of steps {(self._begun or 0) + 1} to {self._done} is in {self._folder}: "
       f"tensorboard --logdir={self._folder} shows it (pip install xprof), and "
       f"https://ui.perfetto.dev opens its plugins/profile/{self._name}/perfetto_trace.json.gz"
     )
-
-  def _fail(self, error: Exception) -> None:
-    reason = next(iter(str(error).splitlines()), "")
-    self._end(f"no trace is written to {self._folder} ({reason}): the run continues")
+    self._steps = self._begun = None

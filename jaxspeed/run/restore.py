@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed.cluster.folder_lock import run_has_ended
 from jaxspeed.config import output, stored
 from jaxspeed.config.registry import AnyModel
 from jaxspeed.data.formats.class_names import check_weights_classes, stored_class_names
@@ -22,6 +21,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import use_cache
 from jaxspeed.errors import UserError
+from jaxspeed.export.formats.network import Network, network_of
 from jaxspeed.files import dump_json, expanded
 from jaxspeed.models import hub
 from jaxspeed.models.exchange import class_names_in, save_weights
@@ -64,6 +64,11 @@ class Weights:
     """The phase whose evaluation prepares the images."""
     return self.spec.plan.phase_of(self.step - 1)
 
+  def network(self, class_names: Sequence[str], input_dtype: str) -> Network:
+    """The model for other programs; errors as in `network_of`."""
+    parts = self.spec, self.variables, self.step, class_names
+    return network_of(*parts, view=self.view, input_dtype=input_dtype)
+
   @property
   def view(self) -> View:
     """How single images are prepared."""
@@ -77,22 +82,15 @@ class Weights:
 def run_weights(
   folder: pathlib.Path, config: ConfigDict, step: CheckpointStep
 ) -> Iterator[Weights]:
-  """Yields the weights that a run is evaluated with, for use inside the block.
+  """Yields the result of `open_run`, whose errors are raised, for use inside the block.
 
   A note says so if the newest checkpoint is not that of the run's end.
-
-  Args:
-    folder: the run's folder.
-    config: its config, perhaps with changes.
-    step: as `checkpoint_step` of `open_run`, whose errors are raised.
   """
   with precision.wide_enough(config.precision):
     weights = open_run(folder, config, step)
     done, total = weights.step, weights.spec.plan.total_steps
     if step is None and done < total and not (folder / "result.json").exists():
-      # Nothing is known of a process on another host: it may go on.
-      how = "ended at" if run_has_ended(folder) else "is at"
-      output.note(f"the run in {folder} {how} step {done:,} of {total:,}")
+      output.note(f"the run in {folder} is at step {done:,} of {total:,}")
     yield weights
 
 
@@ -144,7 +142,7 @@ def stored_plan(config: ConfigDict) -> Plan:
 def open_run(
   folder: pathlib.Path,
   config: ConfigDict,
-  checkpoint_step: CheckpointStep,
+  step: CheckpointStep,
   *,
   model: AnyModel | None = None,
 ) -> Weights:
@@ -152,9 +150,9 @@ def open_run(
 
   Args:
     folder: the run's folder.
-    config: its config.
-    checkpoint_step: the step of the checkpoint, or "best"; None: that of the newest whole one.
-    model: the module that the run was given in place of `config.model`; None: none.
+    config: its config, perhaps with changes.
+    step: the step of the checkpoint, or "best"; None: that of the newest whole one.
+    model: the module that the run was given in place of `config.model`.
 
   Raises:
     UserError: the folder holds no whole checkpoint, or not the one that is asked for.
@@ -162,19 +160,14 @@ def open_run(
   # The field is empty unless the command line of `evaluate` sets it (`stored.NOT_STORED`).
   use_cache(config.compile_cache)
   spec = make_train_spec(config, stored_plan(config), mesh_lib.make_mesh(), model=model)
-  about = ""
-  if checkpoint_step == "best":
-    checkpoint_step = best_step(folder, config)
-    about = f"--step=best is step {checkpoint_step} (config.checkpoint.keep_best keeps it); "
+  if step == "best":
+    step = best_step(folder, config)
+    output.note(f"the best evaluation is that after step {step} (config.checkpoint.keep_best)")
   shapes = shapes_of(spec.model, spec.plan.phases[0].image_size)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, spec.accumulation), shapes)
   part = {"ema": shapes} if config.average.kind == "ema" else shapes
   target = mesh_lib.abstract({"state": part}, mesh_lib.replicated(spec.mesh))
-  try:
-    restored = restore(folder, target, step=checkpoint_step, partial=True)
-  except UserError as error:
-    error.args = (f"{about}{error}",)
-    raise
+  restored = restore(folder, target, step=step, partial=True)
   if restored is None:
     result = folder / "result.json"
     advice = f"remove {result} and train it again" if result.exists() else "train it first"
@@ -256,11 +249,7 @@ def named(config: ConfigDict) -> ConfigDict:
 
 
 def require_same_classes(config: ConfigDict, names: Sequence[str]) -> None:
-  """Makes sure that the weights of a config were trained on classes of these names, if they say so.
-
-  Raises:
-    UserError: they were not.
-  """
+  """Refuses weights of a config, with a UserError, that say they were trained on other classes."""
   path, data = config.pretrained.path, config.data.path or config.data.name
   if note := check_weights_classes(path, class_names_in(path), data, names):
     output.note(note)
@@ -281,10 +270,8 @@ def _file(path: str, compile_cache: str) -> pathlib.Path:
 def _exported(folder: pathlib.Path, compile_cache: str, saved_at: int) -> pathlib.Path:
   """A file of the weights that a run is evaluated with; it is gone with this process.
 
-  Args:
-    folder: the run's folder.
-    compile_cache: the caller's, which stays in force.
-    saved_at: the time of its newest checkpoint: a run may go on while a notebook is open.
+  `compile_cache` is the caller's, which stays in force. Another file is made for weights that are
+  `saved_at` another time: a run may go on while a notebook is open.
   """
   config = load_config(folder)
   config.compile_cache = compile_cache

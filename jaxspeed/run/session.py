@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
 import pathlib
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -10,24 +9,15 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxspeed.cluster import processes
-from jaxspeed.cluster.folder_lock import FolderLock, end_superseded, raise_superseded
+from jaxspeed.cluster import folder_lock, processes, signals
 from jaxspeed.cluster.peers import Peers
-from jaxspeed.cluster.signals import (
-  NOTHING_TO_SAVE,
-  RunAction,
-  Signals,
-  Stopped,
-  catch_interrupt,
-  catch_signals,
-)
 from jaxspeed.cluster.watchdog import watchdog
 from jaxspeed.config import checks
 from jaxspeed.data.formats.class_names import store_class_names
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept, use_cache
-from jaxspeed.errors import UserError, mend
+from jaxspeed.errors import UserError
 from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.clock import Clock
@@ -37,7 +27,7 @@ from jaxspeed.records.trackers import ensure_installed
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.control import RunControl
 from jaxspeed.run.finish import finished_result
-from jaxspeed.run.headline import print_compiled, print_finished, print_header
+from jaxspeed.run.headline import print_compiled, print_header
 from jaxspeed.run.profile import check_steps
 from jaxspeed.run.run import COMMAND, NONE, Hooks, Parts, Run
 from jaxspeed.run.setup import feed_of, pin_config, set_up, spec_of
@@ -78,7 +68,8 @@ def train(
   ensure_installed(config.records.loggers)
   folder = pathlib.Path(workdir)
   with contextlib.ExitStack() as stack:
-    signals = stack.enter_context(catch_interrupt() if hooks.call else catch_signals())
+    catch = signals.catch_interrupt if hooks.call else signals.catch_signals
+    caught = stack.enter_context(catch())
     stack.enter_context(precision.wide_enough(config.precision))
     if peers is not None:
       with clock.measure("connect"):
@@ -89,7 +80,9 @@ def train(
       mesh_lib.find_devices()
     screen = hooks.make_screen() if processes.is_primary() else Screen(silent_console())
     with processes.all_or_none("taking the run's folder"):
-      lock = stack.enter_context(_taken(workdir, hooks))
+      end = folder_lock.raise_superseded if hooks.call else folder_lock.end_superseded
+      taken = folder_lib.taken(workdir, superseded=end)
+      lock = stack.enter_context(taken) if processes.is_primary() else None
     stack.enter_context(cache_settings_kept())
     use_cache(config.compile_cache)
     incarnation = processes.gather(lock.incarnation if lock else 0)[0]
@@ -97,22 +90,22 @@ def train(
       config, folder, incarnation, clock=clock, console=screen.console, given=given, parts=parts
     )
     if (finished := finished_result(folder)) is not None:
-      print_finished(screen, config, folder, finished)
+      screen.result(finished, finished_in=str(folder))
       if hooks.profile is not None:
         screen.line("no steps are left to trace (profile)")
       return finished
     with clock.measure("model"):
       spec = spec_of(config, data, parts)
     check_steps(hooks.profile, spec.plan.total_steps)
-    _stop_before_steps(signals)
+    _stop_before_steps(caught)
     print_header(screen, spec, data, notes, folder)
     stack.enter_context(_explain_memory_errors(config))
     feed = stack.enter_context(_ready_feed(data, spec, screen, clock))
-    control = RunControl(signals, lock, spec.mesh)
+    control = RunControl(caught, lock, spec.mesh)
     # After this, all have their programs, and none waits long for another.
     with clock.measure("others"):
-      _stop_before_steps(signals)
-    signals.begun = True
+      _stop_before_steps(caught)
+    caught.begun = True
     stack.enter_context(watchdog(0 if hooks.call else config.watchdog_seconds))
     first = Run(spec, folder, feed, clock, control, hooks, screen, data.class_names)
     rows = [Trainer(run).run() for run in _seeds(first)]
@@ -123,40 +116,15 @@ def train(
     return result
 
 
-@contextlib.contextmanager
-def _taken(workdir: str, hooks: Hooks) -> Iterator[FolderLock | None]:
-  """Takes the run's folder in process 0 for the block, and explains errors of its disk.
-
-  Raises:
-    UserError: as `folder.taken`; or records or the result could not be written.
-  """
-  if not processes.is_primary():
-    yield None
-    return
-  superseded, folder = raise_superseded if hooks.call else end_superseded, pathlib.Path(workdir)
-  with folder_lib.taken(workdir, superseded=superseded) as lock:
-    try:
-      yield lock
-    except OSError as error:
-      full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-      path = pathlib.Path(error.filename if isinstance(error.filename, str) else folder)
-      if not (full or (error.filename and path.absolute().is_relative_to(folder.absolute()))):
-        raise
-      raise UserError(
-        f"{path} could not be written ({error.strerror or error}): {mend(error)}; the same command "
-        "resumes from the newest checkpoint."
-      ) from error
-
-
-def _stop_before_steps(signals: Signals) -> None:
+def _stop_before_steps(caught: signals.Signals) -> None:
   """Ends the run if a signal reached any of its processes before there was anything to save.
 
   Raises:
     Stopped: a signal came; raised in all processes.
   """
-  action = RunAction(max(processes.gather(signals.action)))
-  if action >= RunAction.STOP:
-    raise Stopped(NOTHING_TO_SAVE, action.exit_code)
+  action = signals.RunAction(max(processes.gather(caught.action)))
+  if action >= signals.RunAction.STOP:
+    raise signals.Stopped(signals.NOTHING_TO_SAVE, action.exit_code)
 
 
 @contextlib.contextmanager

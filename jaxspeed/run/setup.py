@@ -77,10 +77,8 @@ def set_up(
     config: the config, not yet resolved.
     folder: the run's folder, owned by process 0.
     incarnation: the number of this start of the run.
-    clock: the run's clock.
+    clock, given, parts: as in `session.train`.
     console: the console that shows the progress of reading headers.
-    given: as in `session.train`, like `parts`.
-    parts: as there.
 
   Returns:
     The resolved config, which the folder stores; the data; and lines on what weights decide.
@@ -121,11 +119,7 @@ def set_up(
 
 
 def feed_of(config: ConfigDict) -> type[Feed]:
-  """The feed that `config.data.feed` names.
-
-  Raises:
-    UserError: there is no such feed.
-  """
+  """The feed that `config.data.feed` names; a UserError if there is no such feed."""
   name = config.data.feed
   if name not in FEEDS:
     raise UserError(f"config.data.feed={name!r}: choose one of {', '.join(FEEDS)}.")
@@ -149,7 +143,7 @@ def open_data(
 
   Args:
     config: the config; uses `data`, `tune_on` and `phases`.
-    console: the console that shows the progress of reading headers; None: none.
+    console: shows the progress of reading headers.
     follow: those of `FOLLOWING` that the data may decide, whatever the config says (`resolve`).
     phases: the phases whose images a stream opens; None: all of the plan.
 
@@ -281,16 +275,13 @@ def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:
 
 def _ensure_same(resolved: ConfigDict) -> None:
   """Makes sure that all processes have the same config, version of jax and number of devices."""
-  fields = {
-    name: value
-    for name, value in stored_lib.leaves(resolved)
-    if not name.startswith(stored_lib.PLACES)
-  }
-  for what, value in (
-    ("another config or other data", zlib.crc32(repr(sorted(fields.items())).encode()) >> 1),
-    ("another version of jax", zlib.crc32(jax.__version__.encode()) >> 1),
-    ("another number of devices", jax.local_device_count()),
-  ):
-    values = processes.gather(value)
-    if others := [number for number, other in enumerate(values) if other != values[0]]:
-      raise UserError(f"process {others[0]} of the run has {what} than process 0: start all alike.")
+  fields = [
+    leaf for leaf in stored_lib.leaves(resolved) if not leaf[0].startswith(stored_lib.PLACES)
+  ]
+  own = repr((sorted(fields), jax.__version__, jax.local_device_count()))
+  sums = processes.gather(zlib.crc32(own.encode()) >> 1)
+  if others := [number for number, other in enumerate(sums) if other != sums[0]]:
+    raise UserError(
+      f"process {others[0]} of the run has another config, other data, another version of jax or "
+      "another number of devices than process 0: start all alike."
+    )

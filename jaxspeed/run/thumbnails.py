@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Int32, UInt8
+from PIL import Image
 
 from jaxspeed.cluster import processes
 from jaxspeed.data.batch import Batch, purpose_key
@@ -19,6 +20,7 @@ from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState
 
 _log = logging.getLogger("jaxspeed")
+_NONE = np.zeros((0, 1, 1, 3), np.uint8)
 
 
 def leave_thumbnails(run: Run, predictions: Predictions, state: TrainState) -> None:
@@ -43,9 +45,10 @@ def _collect(
   most = spec.config.records.thumbnails
   chosen = choose(predictions, most)
   numbers = predictions.index[chosen]
-  shown = feed.show_evaluated(numbers, predictions.step) if len(numbers) else _none()
+  shown = feed.show_evaluated(numbers, predictions.step) if len(numbers) else _NONE
   first = spec.plan.first_step_of(spec.plan.epoch_of(predictions.step - 1)[0])
-  batch = feed.show_trained(spec.config.seed, first, _even(spec, first, most))
+  size = min(most + most % 2, spec.plan.phase_of(first).batch_size)
+  batch = feed.show_trained(spec.config.seed, first, size - size % 2)  # mixing takes pairs
   images, partner, share = augmented(batch, state.key, first, spec)
   return Thumbnails(
     step=predictions.step,
@@ -57,16 +60,6 @@ def _collect(
     train_share=share[:most],
     filters=filters_of(state.eval_variables()),
   )
-
-
-def _even(spec: TrainSpec, step: int, most: int) -> int:
-  """An even number of images of a training batch, of which to show `most`: mixing takes pairs."""
-  size = min(most + most % 2, spec.plan.phase_of(step).batch_size)
-  return size - size % 2
-
-
-def _none() -> UInt8[np.ndarray, "0 1 1 3"]:
-  return np.zeros((0, 1, 1, 3), np.uint8)
 
 
 def choose(predictions: Predictions, most: int) -> Int[np.ndarray, "k"]:
@@ -86,13 +79,8 @@ def augmented(
 ) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"], Float[np.ndarray, "n"]]:
   """The first images of a step's batch as the model sees them, with what is mixed into them.
 
-  They are the ones of the step itself: each option draws the same random numbers.
-
-  Args:
-    batch: the first images of the global batch, before the devices augment them.
-    key: the run's key.
-    step: the step.
-    spec: the run's.
+  They are the ones of the step itself: each option draws the same random numbers. `batch` has the
+  first images of its global batch, before the devices augment them; `key` is the run's.
 
   Returns:
     Pixels; the labels of the partners, and the partners' share of each image.
@@ -120,14 +108,10 @@ def augmented(
 
 def small(images: UInt8[np.ndarray, "n h w 3"]) -> UInt8[np.ndarray, "n h2 w2 3"]:
   """Images of at most `MOST_PIXELS` a side: means over squares of pixels."""
-  n, height, width, _ = images.shape
-  factor = -(-max(height, width) // MOST_PIXELS)
+  factor = -(-max(images.shape[1:3]) // MOST_PIXELS)
   if factor == 1:
     return images
-  rows, columns = max(height // factor, 1), max(width // factor, 1)
-  kept = images[:, : rows * factor, : columns * factor]
-  parts = kept.reshape(n, rows, -1, columns, kept.shape[2] // columns, 3)
-  return np.rint(parts.mean(axis=(2, 4), dtype=np.float32)).astype(np.uint8)
+  return np.stack([np.asarray(Image.fromarray(each).reduce(factor)) for each in images])
 
 
 def filters_of(variables: Any) -> UInt8[np.ndarray, "f h w 3"]:
@@ -141,7 +125,7 @@ def filters_of(variables: Any) -> UInt8[np.ndarray, "f h w 3"]:
   flax = [leaf.transpose(3, 0, 1, 2) for leaf in leaves if leaf.shape[2] == 3]
   found = next(iter(ours + flax), None)
   if found is None or max(found.shape[1:3]) > MOST_PIXELS:
-    return _none()
+    return _NONE
   kernel = np.asarray(found, np.float32)[:MOST_IMAGES]
   most = np.maximum(np.abs(kernel).max(axis=(1, 2, 3), keepdims=True), np.float32(1e-30))
   return np.rint(127.5 + 127.5 * kernel / most).astype(np.uint8)

@@ -35,7 +35,7 @@ class Trainer:
     self._report = EpochReport(run)
     self._saver = Saver(run, self._report)
     self._losses = LossWatcher(run, self._saver)
-    self._profile = Profile(run, self._report.lines)
+    self._profile = Profile(run)
     self._carry: Carry
     self._evaluation: Evaluation | None = None  # the newest of this start
 
@@ -86,7 +86,7 @@ class Trainer:
     taken = self._run.feed.train(self._carry, self._run.config.seed, step, end)
     for steps in self._profile.traced(taken, self._carry, step, end):
       self._carry, step = steps.carry, steps.step
-      self._report.note_broken()
+      self._report.broken.note()
       self._losses.add(steps)
       if self._run.control.decided is not RunAction.CONTINUE:
         break

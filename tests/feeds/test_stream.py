@@ -19,10 +19,10 @@ from jaxspeed.feeds.evaluation import prepare_evaluation
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run import checkpoint
 from jaxspeed.run.evaluation import evaluate, predictions_of
 from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
+from jaxspeed.run.saver import Saver
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import open_data, plan_of
 from jaxspeed.run.trainer import Trainer
@@ -119,18 +119,18 @@ def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch
   class Killed(Exception):
     pass
 
-  save = checkpoint.save
+  save = Saver.save
 
-  def save_then_die(self, step, tree, clock, **named):
-    save(self, step, tree, clock, **named)
+  def save_then_die(self, step, carry, **named):
+    save(self, step, carry, **named)
     if step == stop:
       raise Killed
 
-  monkeypatch.setattr(checkpoint, "save", save_then_die)
+  monkeypatch.setattr(Saver, "save", save_then_die)
   monkeypatch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
   with pytest.raises(Killed):
     train(config, str(folder))
-  monkeypatch.setattr(checkpoint, "save", save)
+  monkeypatch.setattr(Saver, "save", save)
   train(config, str(folder))
   (step_1, carry_1), (step_2, carry_2) = params_of(whole), params_of(folder)
   assert step_1 == step_2 == 4

@@ -36,7 +36,7 @@ def one(tmp_path_factory):
     ("run/checkpoints/30/manifest.json", "is, or lies in, checkpoints of the run in "),
     ("link/x.html", "is, or lies in, tensorboard of the run in "),
     (256 * "a", "cannot be written (File name too long): name one that you can write"),
-    ("no/r.html", "cannot be written (there is no folder "),
+    ("no/r.html", "cannot be written (No such file or directory)"),
   ],
 )
 def test_no_command_replaces_what_is_a_runs(one, tmp_path, place, words):
@@ -66,7 +66,7 @@ def test_no_command_replaces_what_is_a_runs(one, tmp_path, place, words):
 
 def test_the_place_of_a_report_is_checked_before_the_runs_are_read(tmp_path):
   page = tmp_path / "no" / "r.html"
-  assert "there is no folder" in mistake("report", str(tmp_path / "none"), f"--out={page}")
+  assert "No such file or directory" in mistake("report", str(tmp_path / "none"), f"--out={page}")
   assert mistake("report", str(tmp_path), "--out=") == "--out is empty: name the file to write."
   assert mistake("report", "").startswith("name the folder of a run")
   out = f"--out={tmp_path / 'r.html'}"

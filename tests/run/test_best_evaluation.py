@@ -11,12 +11,8 @@ from jaxspeed.errors import UserError
 from jaxspeed.records.formats import format_result
 from jaxspeed.records.results import result_of
 from jaxspeed.run import checkpoint
-from jaxspeed.run.best import (
-  METRICS,
-  best_of,
-  ranked,
-  reason_to_stop,
-)
+from jaxspeed.run.best import METRICS, best_of, ranked
+from jaxspeed.run.epoch_report import reason_to_stop
 from jaxspeed.run.restore import best_step
 
 
@@ -111,7 +107,7 @@ def write(folder, rows, **result):
 def manifest(folder, step):
   path = folder / "checkpoints" / str(step)
   path.mkdir(parents=True)
-  start = {"format": 2, "step": step, "clock": {}, "images": "", "arrays": {}}
+  start = {"step": step, "clock": {}, "images": "", "arrays": {}}
   start["crc32"] = checkpoint._crc_of(start)
   (path / "manifest.json").write_text(json.dumps(start))
 

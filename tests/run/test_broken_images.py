@@ -9,7 +9,7 @@ from jaxspeed.cluster import processes
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.broken import FILE, allowed, check_evaluated
 from jaxspeed.files import dump_json
-from jaxspeed.run.broken_images import BrokenImages
+from jaxspeed.run.epoch_report import BrokenImages
 
 
 def config(max_broken=0.01):
@@ -19,8 +19,18 @@ def config(max_broken=0.01):
 
 
 def ledger(folder, max_broken=0.5):
-  plan = types.SimpleNamespace(train_images=100, eval_images=20)
-  return BrokenImages(types.SimpleNamespace(folder=folder, plan=plan, config=config(max_broken)))
+  """The broken images of a run, and a function that notes some that its feed finds."""
+  plan, found = types.SimpleNamespace(train_images=100, eval_images=20), {}
+  feed = types.SimpleNamespace(take_broken=lambda: dict(found))
+  run = types.SimpleNamespace(folder=folder, plan=plan, config=config(max_broken), feed=feed)
+  broken = BrokenImages(run)
+
+  def note(images):
+    found.clear()
+    found.update(images)
+    broken.note()
+
+  return broken, note
 
 
 def lines(folder):
@@ -40,15 +50,15 @@ def test_one_image_is_let_pass_unless_the_share_is_0(count, share, expected):
 
 
 def test_all_images_are_listed_once_and_a_few_are_told(tmp_path):
-  broken = ledger(tmp_path)
-  broken.note(images("train", 7) | images("eval", 1, "no\tJPEG\n"))
+  broken, note = ledger(tmp_path)
+  note(images("train", 7) | images("eval", 1, "no\tJPEG\n"))
   told = broken.settle()
   assert told[0].startswith("7 training images could not be read, each replaced by the next one: ")
   assert "train/4.jpg (it is empty) and 2 more (broken_images.tsv)" in told[0]
   assert told[1].startswith(
     "1 evaluation image could not be read, left out of the accuracies: eval"
   )
-  broken.note(images("train", 8))
+  note(images("train", 8))
   assert "train/7.jpg" in broken.settle()[0]
   assert broken.settle() == []
   assert broken.count("train") == 8 and broken.count("eval") == 1
@@ -60,27 +70,27 @@ def test_all_images_are_listed_once_and_a_few_are_told(tmp_path):
 
 
 def test_a_resumed_run_adds_to_the_list_and_counts_anew_what_is_too_many(tmp_path):
-  first = ledger(tmp_path, max_broken=0.05)
-  first.note(images("train", 4))
+  first, note_first = ledger(tmp_path, max_broken=0.05)
+  note_first(images("train", 4))
   first.settle()
   (tmp_path / FILE).write_text((tmp_path / FILE).read_text() + "cut off by a ki")
-  again = ledger(tmp_path, max_broken=0.05)
+  again, note_again = ledger(tmp_path, max_broken=0.05)
   assert again.count("train") == 4
-  again.note(images("train", 3) | {("train", "train/new.jpg"): "it is empty"})
+  note_again(images("train", 3) | {("train", "train/new.jpg"): "it is empty"})
   again.settle()
   assert len(lines(tmp_path)) == 1 + 5
   # With repaired images, or a larger limit, the run resumes in the same folder.
-  last = ledger(tmp_path, max_broken=0.02)
+  last, note_last = ledger(tmp_path, max_broken=0.02)
   last.settle()
   assert last.count("train") == 5
 
 
 def test_too_many_end_the_run_with_the_file_that_lists_them(tmp_path):
-  broken = ledger(tmp_path, max_broken=0.05)
-  broken.note(images("train", 5))
+  broken, note = ledger(tmp_path, max_broken=0.05)
+  note(images("train", 5))
   broken.settle()
   with pytest.raises(UserError) as error:
-    broken.note({("train", "train/one more.jpg"): "it is empty"})
+    note({("train", "train/one more.jpg"): "it is empty"})
   assert str(error.value).startswith(
     "6 of 100 training images could not be read, and config.data.max_broken=0.05 allows 5: "
     "train/0.jpg (it is empty), "
@@ -89,26 +99,26 @@ def test_too_many_end_the_run_with_the_file_that_lists_them(tmp_path):
   advice = f"--config.data.max_broken=0.06 ({tmp_path / FILE} lists all)."
   assert str(error.value).endswith(advice)
   assert len(lines(tmp_path)) == 1 + 6
-  enough = ledger(tmp_path, max_broken=0.06)
-  enough.note(images("train", 6))
+  enough, note_enough = ledger(tmp_path, max_broken=0.06)
+  note_enough(images("train", 6))
 
 
 def test_splits_are_counted_apart(tmp_path):
-  broken = ledger(tmp_path, max_broken=0.1)
-  broken.note(images("train", 10) | images("eval", 2))
+  broken, note = ledger(tmp_path, max_broken=0.1)
+  note(images("train", 10) | images("eval", 2))
   with pytest.raises(UserError, match="^3 of 20 evaluation images"):
-    broken.note(images("eval", 3))
+    note(images("eval", 3))
 
 
 def test_a_full_disk_is_told_and_tried_again(tmp_path, monkeypatch):
-  broken = ledger(tmp_path)
-  broken.note(images("train", 2))
+  broken, note = ledger(tmp_path)
+  note(images("train", 2))
 
   def full(*_):
     raise OSError(28, "No space left on device")
 
   with monkeypatch.context() as patch:
-    patch.setattr("jaxspeed.run.broken_images.write_atomically", full)
+    patch.setattr("jaxspeed.run.epoch_report.write_atomically", full)
     assert "could not be written (No space left on device)" in broken.settle()[-1]
   assert broken.settle() == []
   assert len(lines(tmp_path)) == 1 + 2
@@ -135,14 +145,14 @@ def test_processes_tell_each_other_what_they_found_and_end_together(tmp_path, mo
   monkeypatch.setattr(processes, "several", lambda: True)
   monkeypatch.setattr(processes, "is_primary", lambda: number == 0)
   monkeypatch.setattr(processes, "gather_bytes", gather)
-  broken = ledger(tmp_path, max_broken=0.05)
+  broken, note = ledger(tmp_path, max_broken=0.05)
   # Each finds its own, and one that both have.
-  broken.note({("train", "a.jpg"): "it is empty", ("eval", "both.jpg"): "it is empty"})
+  note({("train", "a.jpg"): "it is empty", ("eval", "both.jpg"): "it is empty"})
   sent += [["train", "b.jpg", "it is empty"], ["eval", "both.jpg", "it is empty"]]
   told = broken.settle()
   assert broken.count("train") == 2 and broken.count("eval") == 1
   assert "a.jpg (it is empty)" in told[0] and "b.jpg (it is empty)" in told[0]
-  broken.note(images("train", 3))  # 5 may be broken, and a process alone does not end
+  note(images("train", 3))  # 5 may be broken, and a process alone does not end
   sent[:] = [["train", "c.jpg", "it is empty"]]
   with pytest.raises(UserError, match="^6 of 100 training images"):
     broken.settle()

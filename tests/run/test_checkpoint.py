@@ -10,19 +10,20 @@ import shutil
 import time
 import types
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspeed.cluster.folder_lock import FolderLock
-from jaxspeed.config.stored import FORMAT
+from jaxspeed.config import fields as fields_lib
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
-from jaxspeed.run import checkpoint
-from jaxspeed.run.checkpoint import FOLDER, MANIFEST, CheckpointError, steps_of
+from jaxspeed.records.clock import Clock
+from jaxspeed.run import checkpoint, saver
+from jaxspeed.run.checkpoint import FOLDER, MANIFEST, steps_of
+from jaxspeed.run.run import COMMAND, Run
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.state import Carry, TrainState
 
@@ -100,24 +101,14 @@ def test_save_and_restore_are_exact_on_any_number_of_devices(tmp_path, devices, 
   carry = make_carry(7, 1 / 3, average=average)
   assert checkpoint.restore(tmp_path, target(carry)) is None
   checkpoint.save(tmp_path, 7, carry, CLOCK, images="arrays 01234567")
-  restored = checkpoint.restore(tmp_path, target(carry, devices))
+  restored = checkpoint.restore(tmp_path, target(carry, devices), images="arrays 01234567")
   assert restored is not None
-  assert (restored.step, restored.clock, restored.images) == (7, CLOCK, "arrays 01234567")
+  assert (restored.step, restored.clock) == (7, CLOCK)
   assert_same(restored.tree, carry)
   assert all(len(x.sharding.device_set) == devices for x in jax.tree.leaves(restored.tree))
-
-
-def test_arrays_under_the_names_of_earlier_versions_are_read(tmp_path, monkeypatch):
-  carry, fields = make_carry(7), {"average": "ema", "slow": "lookahead"}
-  earlier = flax.serialization.to_state_dict(carry)
-  earlier["state"] |= {old: earlier["state"].pop(new) for old, new in fields.items()}
-  with monkeypatch.context() as patch:
-    patch.setattr(checkpoint, "_RENAMED", {})
-    checkpoint.save(tmp_path, 7, earlier, CLOCK)
-  assert "state.average.params" in (tmp_path / FOLDER / "7" / MANIFEST).read_text()
-  restored = checkpoint.restore(tmp_path, target())
-  assert restored is not None
-  assert_same(restored.tree, carry)
+  assert checkpoint.restore(tmp_path, target(carry), images="files 01234568") is not None
+  with pytest.raises(UserError, match="have changed since its checkpoint of step 7"):
+    checkpoint.restore(tmp_path, target(carry), images="arrays 01234568")
 
 
 def test_a_step_is_asked_for_by_its_number(two):
@@ -167,9 +158,8 @@ def flip_a_bit(folder, draw=None):
 
 
 def edit(folder, **fields):
-  """Changes fields of a manifest; a field of None is taken out."""
+  """Changes fields of a manifest."""
   manifest = json.loads((folder / MANIFEST).read_text()) | fields
-  manifest = {name: value for name, value in manifest.items() if value is not None}
   manifest.pop("crc32")
   manifest["crc32"] = checkpoint._crc_of(manifest)
   (folder / MANIFEST).write_text(json.dumps(manifest))
@@ -205,26 +195,21 @@ DAMAGES = {
   "cannot be read .*_METADATA": lambda f: (f / "_METADATA").unlink(),
   "it cannot be read": lambda f: (f / "_METADATA").write_text("3"),
   "its array .* has changed": of_another_checkpoint,
-  "it is of step 3": fields(step=3),
-  "its content has changed": lambda f: swap(f / MANIFEST, '"train": 1.5', '"train": 0.5'),
+  "manifest.json has changed, or is of another": fields(step=3),
+  "manifest.json has changed": lambda f: swap(f / MANIFEST, '"train": 1.5', '"train": 0.5'),
   "it is no regular file": in_place_of_the_manifest(os.mkfifo),
   "Is a directory|no regular file": in_place_of_the_manifest(os.mkdir),
-}
-NONSENSE = {
-  "arrays: Field required": fields(arrays=None, files={"a": [1, 2]}),  # of an earlier version
-  "arrays.state.step: ": fields(arrays={"state.step": [1, 2, 3]}),
-  "format: Input should be less than or equal": fields(format=FORMAT + 1),
-  "step: Input should be a valid integer": fields(step="2"),
   "it is no JSON": lambda f: (f / MANIFEST).write_text('{"step": 2, "fi'),
+  "Input should be an object": lambda f: (f / MANIFEST).write_text("[2]"),
 }
 
 
-@pytest.mark.parametrize("words", [*DAMAGES, *NONSENSE])
+@pytest.mark.parametrize("words", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(two, caplog, words):
   (two / "11").mkdir()  # a folder that is none
   (two / "\u0663").mkdir()
   (two / ("9" * 200)).mkdir()
-  (DAMAGES | NONSENSE)[words](two / "2")
+  DAMAGES[words](two / "2")
   with caplog.at_level(logging.WARNING, logger="jaxspeed"):
     assert newest(two) == 1
   # Orbax warns too.
@@ -270,7 +255,7 @@ def test_what_is_saved_is_on_the_disk_before_the_manifest_says_so(folder, monkey
     raise OSError(errno.ENOSPC, "No space left on device")
 
   monkeypatch.setattr(checkpoint, "sync", fail)
-  with pytest.raises(CheckpointError, match=r"of step 2 could not .* \(No space left on device\)$"):
+  with pytest.raises(OSError, match="No space left on device"):
     save(folder, 2)
   assert len(synced) == 1 and list(folder.iterdir()) == []
 
@@ -282,7 +267,7 @@ def test_links_in_the_way_of_a_save_are_not_followed(tmp_path, folder):
   for name in (".part-3", "2"):
     (folder / name).symlink_to("../victim")
   save(folder, 2)
-  assert newest(folder) == 2 and [p.name for p in folder.iterdir()] == ["2"]
+  assert newest(folder) == 2 and not (folder / "2").is_symlink()
   assert (tmp_path / "victim" / "file").read_text() == "precious"
 
 
@@ -310,13 +295,22 @@ def test_a_kill_leaves_no_half_checkpoint_under_a_steps_name(folder, monkeypatch
   assert [p.name for p in folder.iterdir()] == ["3"] and newest(folder) == 3
 
 
-def test_a_slow_save_gives_signs_of_life(folder, monkeypatch):
+def test_a_slow_save_gives_signs_of_life(tmp_path, monkeypatch):
   beats = []
-  monkeypatch.setattr(checkpoint, "heartbeat", lambda: beats.append(time.monotonic()))
-  monkeypatch.setattr(checkpoint, "_SIGN_OF_LIFE", 0.05)
-  monkeypatch.setattr(checkpoint, "sync", lambda _: time.sleep(0.1))
-  save(folder, 2)
-  assert len(beats) > 5 and newest(folder) == 2
+  monkeypatch.setattr(saver, "heartbeat", lambda: beats.append(time.monotonic()))
+  monkeypatch.setattr(saver, "_SIGN_OF_LIFE", 0.05)
+  monkeypatch.setattr(checkpoint, "save", lambda *_, **__: time.sleep(1.0))
+  records = types.SimpleNamespace(write_waiting=lambda: "")
+  broken = types.SimpleNamespace(settle=list)
+  report = types.SimpleNamespace(rows=[], records=records, broken=broken, lines=list)
+  config, ignore = fields_lib.base(), lambda *_: None
+  control = types.SimpleNamespace(lock=None, saved=ignore, check_owner=ignore)
+  feed = types.SimpleNamespace(data=types.SimpleNamespace(fingerprint=""))
+  spec = types.SimpleNamespace(config=config)
+  run = Run(spec, tmp_path, feed, Clock(), control, COMMAND, *[None] * 2)
+  saving = saver.Saver(run, report)
+  saving.save(2, make_carry(2))
+  assert len(beats) > 5 and saving.saved == 2
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_no_failure_to_save(two, monkeypatch, caplog):
@@ -338,7 +332,7 @@ def test_a_disk_without_room_is_told_before_orbax_finds_out(folder, monkeypatch)
   needed = sum(array.nbytes for array in jax.tree.leaves(make_carry(2))) + 2**20
   usage = lambda free: lambda _: types.SimpleNamespace(free=free)  # noqa: E731
   monkeypatch.setattr(shutil, "disk_usage", usage(needed - 1))
-  with pytest.raises(CheckpointError, match=r"of step 2 could not .* \(No space left on device\)$"):
+  with pytest.raises(OSError, match="No space left on device"):
     save(folder, 2)
   assert [p.name for p in folder.iterdir()] == ["1"]
   monkeypatch.setattr(shutil, "disk_usage", usage(needed))
@@ -348,7 +342,7 @@ def test_a_disk_without_room_is_told_before_orbax_finds_out(folder, monkeypatch)
 
 def test_what_orbax_raises_leaves_the_earlier_checkpoints(two, monkeypatch):
   monkeypatch.setattr("orbax.checkpoint.StandardCheckpointer.save", lambda *_, **__: 1 / 0)
-  with pytest.raises(CheckpointError, match="of step 3 could not be written .* .division by zero"):
+  with pytest.raises(ZeroDivisionError):
     save(two, 3)
   assert sorted(p.name for p in two.iterdir()) == ["1", "2"] and newest(two) == 2
 

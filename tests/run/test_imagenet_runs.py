@@ -7,7 +7,7 @@ from toy import load_recipe
 from toy_images import params_of
 
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run import checkpoint
+from jaxspeed.run.saver import Saver
 from jaxspeed.run.session import train
 
 pytest.importorskip("tensorflow")
@@ -65,18 +65,18 @@ def test_it_goes_on_in_a_later_phase(whole, cache, tmp_path, monkeypatch):
   class Killed(Exception):
     pass
 
-  save = checkpoint.save
+  save = Saver.save
 
-  def save_then_die(self, step, tree, clock, **named):
-    save(self, step, tree, clock, **named)
+  def save_then_die(self, step, carry, **named):
+    save(self, step, carry, **named)
     if step == 5:
       raise Killed
 
-  monkeypatch.setattr(checkpoint, "save", save_then_die)
+  monkeypatch.setattr(Saver, "save", save_then_die)
   monkeypatch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
   with pytest.raises(Killed):
     train(toy_imagenet18(cache), str(tmp_path / "run"))
-  monkeypatch.setattr(checkpoint, "save", save)
+  monkeypatch.setattr(Saver, "save", save)
   train(toy_imagenet18(cache), str(tmp_path / "run"))
   (_, one), (_, other) = params_of(whole[0]), params_of(tmp_path / "run")
   jax.tree.map(np.testing.assert_array_equal, one.state, other.state)

@@ -12,7 +12,7 @@ from toy_images import write_split
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.formats import class_names
 from jaxspeed.errors import UserError, printable
-from jaxspeed.run.image_file import read_image
+from jaxspeed.run.predict import read_image
 
 
 def picture(width=60, height=40):

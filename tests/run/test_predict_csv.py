@@ -18,9 +18,9 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
-from jaxspeed.run import image_file, predict_csv
 from jaxspeed.run import predict as predict_lib
-from jaxspeed.run.predict import Predictor
+from jaxspeed.run import predict_csv
+from jaxspeed.run.predict import BrokenImage, Predictor
 from jaxspeed.run.predict_csv import (
   _line,
   _without_apostrophe,
@@ -108,7 +108,7 @@ def test_devices_share_a_batch_and_say_the_same(predictor, photos):
   paths = find_images([str(photos)]).paths
   found = list(predictor_on(2).rows(paths))
   for one, other in zip(one_by_one(predictor, paths), found, strict=True):
-    if not isinstance(one, image_file.BrokenImage):
+    if not isinstance(one, BrokenImage):
       np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
@@ -147,7 +147,7 @@ def test_what_is_no_file_in_a_folder_or_list_is_a_row_with_an_error(predictor, t
   ]
 
 
-def test_links_in_a_circle_end(photos):
+def test_links_to_folders_are_not_followed(photos):
   (photos / "b" / "up").symlink_to(photos)
   assert len(find_images([str(photos)]).paths) == 12
 
@@ -225,6 +225,8 @@ def test_the_command_prints_or_writes_the_table_and_counts_what_is_broken(run, p
   good = run(str(photos / "0.png"), f"--csv={path}", "--top=20", "--quiet")
   assert (good.returncode, good.stderr) == (0, "")
   assert path.read_text().count("label_") == 9  # of ten classes
+  told = run(str(photos), "--csv=/dev/null", "--quiet").stderr
+  assert "--csv=/dev/null cannot be written (it is no regular file)" in told
 
 
 def test_sigterm_removes_the_half_table(run, photos, tmp_path, monkeypatch):
@@ -247,9 +249,7 @@ def test_where_no_table_can_be_written_nothing_is_loaded(photos, tmp_path):
   sentence = mistake("predict", "--workdir=run", str(photos), f"--csv={tmp_path}")
   assert sentence == f"--csv={tmp_path} is a folder: name a file in it."
   sentence = mistake("predict", "--workdir=run", str(photos), "--csv=")
-  assert sentence.startswith("--csv is empty: name the table")
-  sentence = mistake("predict", "--workdir=run", str(photos), "--csv=/dev/null")
-  assert sentence.startswith("--csv=/dev/null is a device or a pipe: name a file, or - for")
+  assert sentence.startswith("--csv= is a folder: name a file")
   listed = str(tmp_path / "list.csv")
   sentence = mistake("predict", "--workdir=run", listed, f"--csv={listed}")
   assert sentence == f"--csv={listed} is a file to read, and would be replaced: name another one."

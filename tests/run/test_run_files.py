@@ -30,7 +30,6 @@ from jaxspeed.run.finish import finish
 from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config
 from jaxspeed.run.run import COMMAND, Run
-from jaxspeed.run.saver import check_images
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import pin_config
 
@@ -116,14 +115,6 @@ def test_images_that_have_changed_are_told_with_other_changes_of_a_config(tmp_pa
     pin_config(folder, digits(**{"data.train_images": 29}))
 
 
-@pytest.mark.parametrize("kind, words", [("arrays", "pixels"), ("files", "names")])
-def test_a_checksum_says_what_it_compares(kind, words):
-  check_images(f"{kind} 00000000", f"{kind} 00000000", 5)
-  check_images("", f"{kind} 00000000", 5)
-  with pytest.raises(UserError, match=rf"of step 5 \(their {words}, their labels, or which are "):
-    check_images(f"{kind} 00000000", f"{kind} 00000001", 5)
-
-
 def test_a_run_without_a_checkpoint_is_replaced_by_one_of_another_config(tmp_path, caplog):
   folder, other = left_untrained(tmp_path / "a"), digits(seed=5)
   pin_config(folder, digits())
@@ -188,30 +179,20 @@ def test_a_run_of_which_no_step_was_taken_has_no_result(tmp_path):
   assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_run_without_checkpoints_and_rows_says_what_it_lacks(run, tmp_path, capsys):
-  folder = shutil.copytree(run, tmp_path / "a")
-  shutil.rmtree(folder / "checkpoints")
-  (folder / "metrics.jsonl").unlink()
-  train(digits(), str(folder))
-  said = capsys.readouterr().out
-  assert f"a whole checkpoint: remove {folder / 'result.json'} to train it again" in said
-  assert "metrics.jsonl is missing, and with it the curves" in said
-
-
 # The last checkpoint
 
 
 def no_room_for(monkeypatch, full_at: int) -> None:
   """A disk that has no room for the checkpoint of a step."""
 
-  write = checkpoint._write
+  save = checkpoint.save
 
-  def full(folder, manifest, *arguments) -> None:
-    if manifest["step"] == full_at:
+  def full(folder, step, *arguments, **options) -> None:
+    if step == full_at:
       raise OSError(errno.ENOSPC, "No space left on device")
-    write(folder, manifest, *arguments)
+    save(folder, step, *arguments, **options)
 
-  monkeypatch.setattr(checkpoint, "_write", full)
+  monkeypatch.setattr(checkpoint, "save", full)
 
 
 @pytest.mark.parametrize("on_error", ["continue", "stop"])
@@ -219,15 +200,12 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkey
   folder = tmp_path / "a"
   fields = {"checkpoint.on_error": on_error}
   no_room_for(monkeypatch, 18)
-  words = {
-    "continue": "all steps are done, but without its weights the run is not finished; make room",
-    "stop": "the run stops, the last whole checkpoint is of step ",
-  }
+  words = "): the run stops, the last whole checkpoint is of step "
   for _ in range(2):
     with pytest.raises(UserError) as error:
       train(digits(**fields), str(folder))
     assert "the checkpoint of step 18 could not be written" in str(error.value)
-    assert "(No space left on device)" in str(error.value) and words[on_error] in str(error.value)
+    assert "(No space left on device)" in str(error.value) and words in str(error.value)
     assert not (folder / "result.json").exists()
     names = os.listdir(folder / "checkpoints")
     assert names and all(name.isdecimal() and int(name) < 18 for name in names)
@@ -240,16 +218,16 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkey
 def test_one_of_several_runs_without_its_last_checkpoint(tmp_path, monkeypatch):
   folder, config = tmp_path / "two", digits(runs=2)
   saved = []
-  write = checkpoint._write
+  save = checkpoint.save
 
-  def full_in_the_second(folder, *arguments):
-    saved.append(folder.parent.name)
+  def full_in_the_second(folder, *arguments, **options):
+    saved.append(folder.name)
     if saved[-1] == "run_001":
       raise OSError(errno.ENOSPC, "No space left on device")
-    write(folder, *arguments)
+    save(folder, *arguments, **options)
 
-  monkeypatch.setattr(checkpoint, "_write", full_in_the_second)
-  with pytest.raises(UserError, match="run_001/checkpoints .No space left .* is not finished"):
+  monkeypatch.setattr(checkpoint, "save", full_in_the_second)
+  with pytest.raises(UserError, match="run_001/checkpoints .No space left .*: the run stops"):
     train(config, str(folder))
   assert "run_000" in saved and (folder / "run_000" / "result.json").exists()
   assert not (folder / "result.json").exists()
@@ -263,7 +241,7 @@ def test_a_checkpoint_waits_for_the_rows_before_it(tmp_path, monkeypatch):
   monkeypatch.setattr(Records, "write_waiting", lambda _: said)
   with pytest.raises(UserError) as error:
     train(digits(), str(tmp_path / "a"))
-  assert str(error.value).startswith(f"{said}: all steps are done")
+  assert f"({said}): the run stops, the last whole checkpoint is of step 0; " in str(error.value)
   assert not (tmp_path / "a" / "checkpoints").exists()
   assert not (tmp_path / "a" / "result.json").exists()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,8 +11,11 @@ import numpy as np
 
 from jaxspeed.config.registry import AnyModel
 from jaxspeed.errors import UserError
+from jaxspeed.export.formats.choices import INPUT_DTYPES
 from jaxspeed.files import dump_json, write_atomically
 from jaxspeed.models.make import in_dtype
+from jaxspeed.records import provenance
+from jaxspeed.steps.spec import TrainSpec
 
 # The factor that brings the values of the images to 0 to 255.
 LEVELS = {"uint8": 1.0, "float32": 255.0}
@@ -80,6 +84,47 @@ class Network:
     both = self.metadata | taken
     del both["input_range"]
     return both
+
+
+def network_of(
+  spec: TrainSpec,
+  variables: dict[str, Any],
+  step: int,
+  class_names: Sequence[str],
+  *,
+  view: tuple[int, int, bool],
+  input_dtype: str,
+) -> Network:
+  """The model that was trained for `step` steps, and how its images are prepared (`View`).
+
+  Raises:
+    UserError: `input_dtype` is not one of `choices.INPUT_DTYPES`.
+  """
+  if input_dtype not in INPUT_DTYPES:
+    choices = " or ".join(INPUT_DTYPES)
+    raise UserError(f"input={input_dtype!r}: the images that go in are {choices}.")
+  (size, resize, antialias), config = view, spec.config
+  model, arrays = in_float32(spec.model, variables)
+  return Network(
+    model=model,
+    variables=arrays,
+    image_size=size,
+    mean=tuple(config.data.mean),
+    std=tuple(config.data.std),
+    class_names=tuple(class_names),
+    input_dtype=input_dtype,
+    own=not type(spec.model).__module__.startswith("jaxspeed.models."),
+    facts={
+      "resize": resize,
+      "interpolation": "bilinear",
+      "antialias": antialias,
+      "model": config.given.model or dict(config.model.to_dict()),
+      "recipe": config.name,
+      "step": step,
+      "evaluated_weights": spec.plan.evaluated_weights(step),
+      "jaxspeed": provenance.versions()["jaxspeed"] or "",
+    },
+  )
 
 
 def in_float32(model: AnyModel, variables: dict[str, Any]) -> tuple[AnyModel, dict[str, Any]]:

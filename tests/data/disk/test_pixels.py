@@ -14,7 +14,7 @@ from jaxspeed.data.disk.crops import (
 )
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.streams import EvalStream
-from jaxspeed.run.image_file import read_image
+from jaxspeed.run.predict import read_image
 
 
 def bilinear(picture, size, *, antialias):
