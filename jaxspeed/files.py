@@ -151,9 +151,10 @@ def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bo
 
 @contextlib.contextmanager
 def locked_folder(folder: pathlib.Path) -> Iterator[None]:
-  """Locks a folder during the block, after waiting for the process or thread that has the lock."""
+  """Makes and locks a folder, if it can be made, after waiting for who has the lock."""
   with contextlib.ExitStack() as stack:
     with contextlib.suppress(OSError):
+      folder.mkdir(parents=True, exist_ok=True)
       descriptor = os.open(folder, os.O_RDONLY)
       stack.callback(os.close, descriptor)
       try_lock(descriptor, wait=True)

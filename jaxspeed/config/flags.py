@@ -46,7 +46,6 @@ class ConfigFlag:
     """Loads the recipe, and returns the arguments that do not name it."""
     self.command = command
     recipe = flags.FLAGS["config"].value
-    given = [name for name in flags.FLAGS if name.startswith("config.")]
     if recipe is None and command in _OF_RECIPES and arguments and "=" not in arguments[0]:
       recipe, *arguments = arguments
     if recipe is not None:
@@ -55,10 +54,10 @@ class ConfigFlag:
         output.note(f"{sentence[:-1]} (set in the recipe).")
     elif command in _OF_RECIPES and not flags.FLAGS["help"].value:
       raise UserError(f"name the recipe to {command}, as in: jaxspeed {command} quickstart.")
-    elif given and command != "evaluate":  # which has the config of a run
-      raise UserError(f"--{given[0]} changes a recipe: name it with --config=NAME.")
-    texts = {name.removeprefix("config."): str(flags.FLAGS[name].value) for name in given}
-    self.overrides = {name: parse_value(name, text) for name, text in texts.items()}
+    self.overrides = overrides()
+    if self.overrides and recipe is None and command != "evaluate":  # which has a run's config
+      field = next(iter(self.overrides))
+      raise UserError(f"--config.{field} changes a recipe: name it with --config=NAME.")
     return arguments
 
 
@@ -86,6 +85,12 @@ def define_fields(argv: Sequence[str]) -> bool:
   for name in sorted(found):
     flags.DEFINE_string(name, None, "")
   return bool(found)
+
+
+def overrides() -> dict[str, Any]:
+  """The fields that the command line sets, with their values."""
+  names = [name.removeprefix("config.") for name in flags.FLAGS if name.startswith("config.")]
+  return {name: parse_value(name, str(flags.FLAGS[f"config.{name}"].value)) for name in names}
 
 
 class _OrWord(flags.ArgumentParser):

@@ -14,8 +14,7 @@ from typing import Any
 from absl import flags
 
 from jaxspeed.config import output
-from jaxspeed.config.checks import parse_value
-from jaxspeed.config.flags import define_fields
+from jaxspeed.config.flags import define_fields, overrides
 from jaxspeed.errors import UserError, mend, printable, some
 from jaxspeed.files import dump_json, open_regular, to_json
 from jaxspeed.launch import local, results, runs, state, submit
@@ -50,12 +49,6 @@ def _flag(name: str) -> Any:
   return flags.FLAGS[name].value
 
 
-def _given() -> list[tuple[str, str]]:
-  """Field and text of each --config.FIELD."""
-  names = [name for name in flags.FLAGS if name.startswith("config.")]
-  return [(name.removeprefix("config."), str(_flag(name))) for name in sorted(names)]
-
-
 def run(arguments: Sequence[str]) -> None:
   """Runs a command.
 
@@ -71,8 +64,8 @@ def run(arguments: Sequence[str]) -> None:
   for name in sorted({name for _, names in _COMMANDS.values() for name in names} - {*own}):
     if flags.FLAGS[name].present:
       raise UserError(f"--{name} has no effect with {command}; see --help.")
-  if command != "submit" and (given := _given()):
-    raise UserError(f"--config.{given[0][0]} has no effect with {command}: only submit takes it.")
+  if command != "submit" and (given := overrides()):
+    raise UserError(f"--config.{min(given)} has no effect with {command}: only submit takes it.")
   try:
     function(*([rest] if command in ("submit", "script") else _run_and_jobs(command, rest)))
   except OSError as error:
@@ -90,7 +83,7 @@ def _submit(arguments: list[str]) -> None:
   run = load_sweep(arguments[0])
   if flags.FLAGS["root"].present:
     run.root = runs.absolute(str(_flag("root")))
-  run.override({name: parse_value(name, text) for name, text in _given()})
+  run.override(overrides())
   if _flag("dry-run"):
     for path, text in run.scripts().items():
       print(f"# ---- {printable(path)}\n{text}")

@@ -22,6 +22,7 @@ from jaxspeed.data.formats import npz
 from jaxspeed.data.table import Listed, Table
 from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError
+from jaxspeed.files import locked_folder
 
 _log = logging.getLogger("jaxspeed")
 
@@ -72,7 +73,7 @@ def open_table(
   """
   own, entry = own_index(listed.place), npz.entry_of(cache, "images", listed.place)
   # The processes of a host wait for the first, which reads the headers.
-  with npz.locked_cache(cache):
+  with locked_folder(cache):
     for path in () if anew or beside else (own, entry):
       try:
         if path.is_file():

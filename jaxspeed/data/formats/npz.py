@@ -4,17 +4,16 @@ A file appears whole or not at all, and never changes afterwards. The zip format
 each array.
 """
 
-import contextlib
 import logging
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
-from jaxspeed.files import dump_json, locked_folder, new_file, open_regular, parse_json
+from jaxspeed.files import dump_json, new_file, open_regular, parse_json
 
 _log = logging.getLogger("jaxspeed")
 
@@ -26,15 +25,6 @@ _ABOUT = "about"
 def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path:
   """Return the file in a cache for the source at `path`."""
   return cache / f"{name}-{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.npz"
-
-
-@contextlib.contextmanager
-def locked_cache(cache: pathlib.Path) -> Iterator[None]:
-  """Keep other processes of the host that are in such a block waiting, if the cache can be made."""
-  with contextlib.suppress(OSError):
-    cache.mkdir(parents=True, exist_ok=True)
-  with locked_folder(cache):
-    yield
 
 
 def stats_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:

@@ -45,7 +45,7 @@ from jaxspeed.data.memory.own import (
   share_of,
 )
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import expanded
+from jaxspeed.files import expanded, locked_folder
 
 _log = logging.getLogger("jaxspeed")
 
@@ -265,7 +265,7 @@ def _through_cache(
   """Return the cached arrays of a source, or `read` its `files` and cache them."""
   entry = npz.entry_of(cache, "arrays", source)
   # The processes of a host wait for the first, which reads the files.
-  with npz.locked_cache(cache):
+  with locked_folder(cache):
     # Taken before reading: files that change meanwhile no longer fit, and are read again.
     stats = npz.stats_of(files)
     if entry.is_file():
