@@ -78,8 +78,8 @@ def new_file(path: str | os.PathLike[str], *, sync: bool = False) -> Iterator[Bi
       os.unlink(temporary)
 
 
-def append_line(path: pathlib.Path, line: str) -> None:
-  """Appends a line to a file and waits until it is on the disk; drops a cut-off line before it.
+def append_line(path: pathlib.Path, line: str, *, sync: bool = True) -> None:
+  """Appends a line to a file; drops a cut-off line before it; `sync` as in `write_atomically`.
 
   Raises:
     OSError: the file cannot be written.
@@ -91,8 +91,9 @@ def append_line(path: pathlib.Path, line: str) -> None:
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
       os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
     if os.write(descriptor, content) < len(content):
-      raise OSError("there is no room")
-    os.fsync(descriptor)
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if sync:
+      os.fsync(descriptor)
   finally:
     os.close(descriptor)
 

@@ -26,7 +26,6 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.data.remote import is_remote
 from jaxspeed.doctor import decode, devices, machine, rules
 from jaxspeed.doctor.findings import Finding, mend, show
 from jaxspeed.errors import UserError, plural
@@ -42,32 +41,14 @@ def main() -> None:
 
   def run(arguments: list[str]) -> None:
     command_line.nothing_left(arguments)
-    config, folder = config_flag.value, data_flag.value
-    if config is not None:
-      folder = folder or _streamed(config)
-    _check_folder("--data", folder)
-    if not examine(config, folder, as_json=json_flag.value):
+    folder = data_flag.value
+    if folder and not os.path.isdir(expanded(folder, "--data")):
+      state = "is not a folder" if os.path.exists(expanded(folder, "--data")) else "does not exist"
+      raise UserError(f"--data={folder} {state}: name a folder of images or of shards.")
+    if not examine(config_flag.value, folder, as_json=json_flag.value):
       sys.exit(1)
 
   command_line.run(run)
-
-
-def _check_folder(name: str, path: str) -> None:
-  """Raises a UserError if a path, unless it is empty, names no folder."""
-  if path and not os.path.isdir(expanded(path, name)):
-    state = "is not a folder" if os.path.exists(expanded(path, name)) else "does not exist"
-    raise UserError(f"{name}={path} {state}: name a folder of images or of shards.")
-
-
-def _streamed(config: ConfigDict) -> str:
-  """The folder of images that a recipe streams; "" for other places, and for data in memory."""
-  if is_remote(config.data.path):
-    return ""
-  path = expanded(config.data.path, "config.data.path")
-  if not path.exists():
-    _check_folder("config.data.path", config.data.path)
-  streams = config.data.path and path.is_dir() and config.data.feed == "stream"
-  return config.data.path if streams else ""
 
 
 def examine(config: ConfigDict | None, folder: str, *, as_json: bool) -> bool:

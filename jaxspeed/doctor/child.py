@@ -32,7 +32,8 @@ class Ended:
     flag = [line for line in lines if "XLA_FLAGS" in line or " for flag " in line][:1]
     errors = [line for line in lines if "rror" in line]
     telling = (flag or errors or lines or [f"exit code {self.code}"])[-1]
-    return printable(telling.split("] ")[-1].strip()[:300])  # without abseil's time and place
+    words = telling.split("] ")[-1].strip()  # without abseil's time and place
+    return printable(words.removeprefix("jaxspeed.errors.UserError: ")[:300])
 
 
 def run(module: str, *arguments: str, seconds: float, **variables: str) -> Ended:

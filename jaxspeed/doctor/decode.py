@@ -50,12 +50,12 @@ def check(root: pathlib.Path) -> Iterator[Finding]:
     what = f"{path}: decoding did not end within {_LIMIT:.0f} s, as on a busy machine."
     yield hint(what, f"python -m jaxspeed.doctor --data={quoted}")
     return
-  failed: dict[str, Any] = {"problem": f"{path}: decoding failed: {ended.reason}"}
-  row = next(iter(ended.lines), failed)
   index = f"python -m jaxspeed.prepare index {quoted}"
-  if problem := row.get("problem"):
-    yield mend(problem, "pip install 'jaxspeed[images]'" if "TensorFlow" in problem else index)
+  if ended.code:
+    what = f"{path}: decoding failed: {ended.reason}"
+    yield mend(what, "pip install 'jaxspeed[images]'" if "TensorFlow" in what else index)
     return
+  row = ended.lines[-1]
   kind = max(DEVICES, key=lambda each: DEVICES[each].images_per_s)
   batch = DEVICES[kind].batch
   feeds = row["images_per_s"] * compute_s(batch, _SIDE, cluster_of(DEVICES[kind])) / batch
@@ -121,14 +121,5 @@ def rate(root: pathlib.Path, side: int) -> dict[str, Any]:
     return {"images_per_s": done / took, "images": number, "broken": broken, "side": side}
 
 
-def main() -> None:
-  """Prints one JSON object on the path that is the argument."""
-  try:
-    found = rate(pathlib.Path(sys.argv[1]), _SIDE)
-  except (UserError, OSError, ValueError, IndexError) as error:
-    found = {"problem": printable(str(error))}
-  print(dump_json(found), flush=True)
-
-
 if __name__ == "__main__":
-  main()
+  print(dump_json(rate(pathlib.Path(sys.argv[1]), _SIDE)), flush=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Iterator
 
 import pydantic
@@ -13,9 +14,16 @@ from jaxspeed.doctor.findings import Finding, figure, hint
 from jaxspeed.doctor.rules import Facts
 from jaxspeed.scaling.hardware import DEVICES
 
-# TFLOP/s of matrix products in half precision with sums in float32, and GB/s of memory, by a part
-# of the name; the first one that is found counts. Sources: NVIDIA's data sheets,
-# `scaling.hardware`.
+# A part of JAX's name of each device of `scaling.hardware`; the first one that is found counts.
+KINDS = {
+  "TPU v4": "tpu_v4",
+  "TPU v5 lite": "tpu_v5e",
+  "TPU v5": "tpu_v5p",
+  "TPU v6 lite": "tpu_v6e",
+}
+KINDS |= {kind.upper().replace("_", " "): kind for kind in DEVICES}
+# TFLOP/s of matrix products in half precision with sums in float32, and GB/s of memory, likewise.
+# Sources: NVIDIA's data sheets, `scaling.hardware`.
 _SHEETS: dict[str, tuple[float, float]] = {
   "H100 PCIe": (756, 2039),
   "H100 NVL": (835, 3938),
@@ -28,26 +36,20 @@ _SHEETS: dict[str, tuple[float, float]] = {
   "L4": (121, 300),
   "A10G": (70, 600),
   "T4": (65, 320),
-  **{
-    # JAX's names; "TPU v5" is in "TPU v5 lite".
-    name: (DEVICES[kind].tflops, DEVICES[kind].memory_gb_s)
-    for name, kind in (
-      ("TPU v4", "tpu_v4"),
-      ("TPU v5 lite", "tpu_v5e"),
-      ("TPU v5", "tpu_v5p"),
-      ("TPU v6 lite", "tpu_v6e"),
-    )
-  },
-  **{kind.upper(): (device.tflops, device.memory_gb_s) for kind, device in DEVICES.items()},
+  **{name: (DEVICES[kind].tflops, DEVICES[kind].memory_gb_s) for name, kind in KINDS.items()},
 }
 # Seconds of the examination: imports take 3 to 10, finding devices up to 5, measuring 5.
 _SECONDS = 30.0
 # What did not happen where a fact of each stage is missing.
 _STAGES = {
   "driver": "NVIDIA's driver did not answer",
-  "complaints": "JAX found no device",
+  "kinds": "JAX found no device",
   "ceilings": "not all was measured",
 }
+# A plugin in JAX's message or in a frame of a traceback, and the exception below it.
+_FAILED_PLUGIN = re.compile(
+  r"jax_plugins[./](\w+).*\n(?:(?: |Traceback).*\n)*([\w.]*(?:Error|Exception|Exit)\b.*)"
+)
 
 
 def probe(precision: str = "") -> Facts:
@@ -62,6 +64,7 @@ def probe(precision: str = "") -> Facts:
     "files": gpu_files(),
     "tpu": has_tpu(),
     "hangs": ended.code is None,
+    "failed_plugins": dict(_FAILED_PLUGIN.findall(ended.error)),
     "precision": precision,
   }
   return pydantic.TypeAdapter(Facts).validate_python(said)
@@ -108,18 +111,15 @@ def sheet_of(name: str) -> tuple[float, float] | None:
 def check_ceilings(facts: Facts) -> Iterator[Finding]:
   """Matrix products, memory and all-reduces, beside the data sheet."""
   for each in facts.ceilings:
-    sheet = sheet_of(each["kind"])
+    kind, peaks = each["kind"], sheet_of(each["kind"]) or (0.0, 0.0)
     figures = ((each["tflops"], "TFLOP/s in " + each["dtype"]), (each["gb_s"], "GB/s of memory"))
-    peaks = sheet or (0.0, 0.0)
     named = ", ".join(
       f"{figure(value)} {unit}" + (f" ({value / peak:.0%} of the data sheet)" if peak else "")
       for (value, unit), peak in zip(figures, peaks, strict=True)
     )
-    yield Finding(f"{each['kind']}: {named}", facts=each)
+    yield Finding(f"{kind}: {named}", facts=each)
     if any(value < 0.5 * peak for (value, _), peak in zip(figures, peaks, strict=True)):
-      what = (
-        f"{each['kind']} reaches less than half of its data sheet: is it hot, or used by others?"
-      )
+      what = f"{kind} reaches less than half of its data sheet: is it hot, or used by others?"
       yield hint(what, "nvidia-smi -q -d PERFORMANCE,PIDS")
   if reduced := facts.all_reduce:
     what = f"all-reduce of {reduced['megabytes']} MB between {reduced['devices']} devices"

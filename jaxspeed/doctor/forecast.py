@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from jaxspeed.doctor.devices import KINDS
 from jaxspeed.doctor.findings import Finding, mend
 from jaxspeed.doctor.machine import cpus
 from jaxspeed.doctor.rules import Facts
@@ -28,7 +29,7 @@ CPU_SHARE = 0.7
 def cluster_for(facts: Facts) -> tuple[Cluster, str]:
   """This machine as `jaxspeed.scaling` describes one, and what its rate of ResNet-50 rests on."""
   best = facts.ceilings[0]
-  kind = next((kind for kind in DEVICES if kind.upper() in best["kind"]), "a100")
+  kind = next((kind for name, kind in KINDS.items() if name in best["kind"]), "a100")
   device = DEVICES[kind]
   if best["kind"] == "cpu":
     rate, launch = CPU_SHARE * best["tflops"] * 1e12 / (PASSES * RESNET50), 0.0

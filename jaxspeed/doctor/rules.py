@@ -9,15 +9,14 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from jaxspeed.doctor.findings import Finding, mend
-from jaxspeed.records.provenance import versions
+from jaxspeed.records.provenance import version_of, versions
 
 DRIVERS = {12: Version("525"), 13: Version("580")}
 CAPABILITIES = {12: (5, 2), 13: (7, 5)}
@@ -50,7 +49,7 @@ class Facts:
     problem: why JAX found no device; "" if it did.
     hangs: whether that is because its time was over.
     unmeasured: why not all was measured.
-    complaints: what JAX said of its plugins while it looked.
+    failed_plugins: the exception of each plugin of JAX that failed, by its module.
     ceilings: the measured devices, one of each kind, the fastest first (`ceilings.measure`).
     all_reduce: as `ceilings.all_reduce`; None for one device.
     environment: the text of `jax.print_environment_info`.
@@ -66,7 +65,7 @@ class Facts:
   problem: str = ""
   hangs: bool = False
   unmeasured: str = ""
-  complaints: tuple[str, ...] = ()
+  failed_plugins: Mapping[str, str] = dataclasses.field(default_factory=dict)
   ceilings: tuple[dict[str, Any], ...] = ()
   all_reduce: dict[str, Any] | None = None
   environment: str = ""
@@ -89,16 +88,8 @@ class Facts:
     return "cuda13" if self.has_driver(13) else "cuda12"
 
 
-def version_of(name: str) -> str:
-  """The version of an installed package; "" if it is not installed."""
-  try:
-    return importlib.metadata.version(name) or ""  # a damaged installation has None
-  except importlib.metadata.PackageNotFoundError:
-    return ""
-
-
-def unmet(package: str, extra: str = "") -> Iterator[tuple[Requirement, str]]:
-  """What a package requires and is not there, with the version that is; "" if there is none.
+def unmet(package: str, extra: str = "") -> Iterator[tuple[Requirement, str | None]]:
+  """What a package requires and is not there, with the version that is; None if there is none.
 
   Args:
     package: an installed package; of others nothing is known.
@@ -140,20 +131,20 @@ def broken(facts: Facts) -> Iterator[Finding]:
   elif facts.problem and "XLA_FLAGS" in os.environ and "flag" in facts.problem.lower():
     yield mend(f"XLA refuses XLA_FLAGS and ends every program: {facts.problem}", "unset XLA_FLAGS")
   elif facts.is_there and facts.platform not in ("gpu", "cuda"):
-    sees = f"found no device ({facts.problem})" if facts.problem else "sees only the CPU"
     why, line = _unseen(facts)
-    yield mend(f"There is an NVIDIA GPU, but JAX {sees}: {why}.", line)
+    sees = facts.problem or "JAX sees only the CPU"
+    yield mend(f"There is an NVIDIA GPU, but {sees}: {why}.", line)
   elif facts.tpu and facts.platform != "tpu" and "JAX_PLATFORMS" not in os.environ:
     yield mend("There is a TPU, but JAX does not see it.", "pip install 'jaxspeed[tpu]'")
-  elif facts.problem and not facts.complaints:
+  elif facts.problem and not facts.failed_plugins:
     line = "unset JAX_PLATFORMS" if "JAX_PLATFORMS" in os.environ else "pip install -U jax jaxlib"
-    yield mend(f"JAX has no device: {facts.problem}", line)
+    yield mend(facts.problem, line)
   yield from _gpus(facts)
 
 
 def _plugins(facts: Facts) -> Iterator[Finding]:
   """Plugins that do not fit jaxlib, the driver or NVIDIA's packages, and those that fail."""
-  jaxlib = version_of("jaxlib")
+  jaxlib = version_of("jaxlib") or "0"
   for cuda, version in plugins().items():
     plugin, pjrt = f"jax-cuda{cuda}-plugin", f"jax-cuda{cuda}-pjrt"
     for name, each in ((plugin, version), (pjrt, version_of(pjrt) or version)):
@@ -171,12 +162,11 @@ def _plugins(facts: Facts) -> Iterator[Finding]:
       newer = f"sudo apt-get install nvidia-driver-{DRIVERS[cuda]}"
       serves = cuda == 13 and facts.has_driver(12)
       yield mend(what, "pip install 'jaxspeed[cuda12]'" if serves else newer)
-  for complaint in facts.complaints:
-    module = re.search(r"jax_plugins[./](\w+)", complaint)
+  for module, error in facts.failed_plugins.items():
     line = f"pip install --force-reinstall 'jaxspeed[{facts.extra}]'"
-    if module and "xla_cuda" not in module[1]:
-      line = f"python -c 'import jax_plugins.{module[1]} as plugin; plugin.initialize()'"
-    yield mend(f"A plugin of JAX failed: {complaint}", line)
+    if not module.startswith("xla_cuda"):
+      line = f"python -c 'import jax_plugins.{module} as plugin; plugin.initialize()'"
+    yield mend(f"JAX's plugin {module} failed: {error}", line)
 
 
 def _unseen(facts: Facts) -> tuple[str, str]:

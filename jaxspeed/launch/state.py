@@ -15,7 +15,7 @@ from jaxspeed.launch.decision import culprit
 from jaxspeed.launch.executor import Found, executor_of
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import RECORD, Facts
-from jaxspeed.records.durations import estimate
+from jaxspeed.records.durations import duration
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 
@@ -73,7 +73,7 @@ class JobStatus:
       self.state + detail,
       "" if epoch is None else f"{epoch:g}/{self.epochs:g}",
       percent(self.accuracy),
-      "" if self.remaining is None else estimate(self.remaining, digits=2),
+      "" if self.remaining is None else duration(self.remaining),
       str(self.restarts or ""),
       printable(self.id),
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Bool, Float, Int, Int32
 
 from jaxspeed.errors import printable
 from jaxspeed.records.arrays import Predictions
@@ -20,11 +20,10 @@ _ALL_CLASSES, _WORST_CLASSES = 20, 10
 _BINS = 15
 
 
-def class_accuracies(predictions: Predictions, classes: int) -> Float[np.ndarray, "classes"]:
-  """The top-1 accuracy on the images of each class as a fraction; NaN for a class without any."""
+def _counts(predictions: Predictions, classes: int) -> tuple[Int[np.ndarray, "classes"], ...]:
+  """The number of right images of each class, and of all."""
   right = np.bincount(predictions.label[predictions.right], minlength=classes)
-  images = np.bincount(predictions.label, minlength=classes)
-  return np.where(images > 0, right / np.maximum(images, 1), np.nan)
+  return right, np.bincount(predictions.label, minlength=classes)
 
 
 def expected_calibration_error(
@@ -56,11 +55,12 @@ def expected_calibration_error(
 def summary(predictions: Predictions, classes: int) -> dict[str, float]:
   """The figures that an epoch's row has: {"macro_top1", "ece"}.
 
-  macro_top1 is scikit-learn's `balanced_accuracy_score`: the mean of `class_accuracies` over the
-  classes that have images, which all count the same.
+  macro_top1 is scikit-learn's `balanced_accuracy_score`: the mean accuracy of the classes that have
+  images, which all count the same.
   """
+  right, images = _counts(predictions, classes)
   return {
-    "macro_top1": float(np.nanmean(class_accuracies(predictions, classes))),
+    "macro_top1": float(np.mean(right[images > 0] / images[images > 0])),
     "ece": expected_calibration_error(predictions.probability, predictions.right),
   }
 
@@ -100,11 +100,10 @@ def figures_of(
 
 def _by_class(predictions: Predictions, names: Sequence[str]) -> list[dict[str, Any]]:
   """{"label", "top1", "images"} of each class; top1 is None for one without images."""
-  accuracies = class_accuracies(predictions, len(names)).tolist()
-  images = np.bincount(predictions.label, minlength=len(names)).tolist()
+  counts = (each.tolist() for each in _counts(predictions, len(names)))
   return [
-    {"label": name, "top1": accuracy if count else None, "images": count}
-    for name, accuracy, count in zip(keys_of(names), accuracies, images, strict=True)
+    {"label": name, "top1": right / images if images else None, "images": images}
+    for name, right, images in zip(keys_of(names), *counts, strict=True)
   ]
 
 

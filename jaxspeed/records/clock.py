@@ -11,12 +11,12 @@ JAX returns before the device has finished: end an interval with `jax.block_unti
 """
 
 import contextlib
-import os
-import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import psutil
 
 # The parts of a start stand first, in the order in which they are printed.
 _PARTS_OF_START = (
@@ -47,23 +47,19 @@ _CHECKING = 0.01
 _IMPORTED = time.perf_counter()
 
 
-def process_age(stat_file: str | os.PathLike[str] = "/proc/self/stat") -> float:
+def process_age() -> float:
   """Seconds since this process started.
 
-  Linux reports the start in field 22 of /proc/self/stat, in ticks of its boot clock (proc(5)), so
-  the interpreter's start and earlier imports count. On other systems, and if that figure is later
-  than this module's import (a sandbox with its own clock), the import counts as the start.
-
-  Args:
-    stat_file: the file to read instead of /proc/self/stat.
+  Linux tells the start in ticks of its boot clock (proc(5)), so the interpreter's start and earlier
+  imports count. On other systems, and if that figure is later than this module's import (a sandbox
+  with its own clock), the import counts as the start.
   """
   since_import = time.perf_counter() - _IMPORTED
   try:
-    # The second field is the program's name in brackets, which may contain spaces and brackets.
-    fields = pathlib.Path(stat_file).read_text().rpartition(")")[2].split()
-    started = int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
+    # psutil adds the time of the boot, rounded to seconds.
+    started = psutil.Process().create_time() - psutil.boot_time()
     return max(since_import, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
-  except (OSError, ValueError, IndexError, AttributeError):
+  except (OSError, RuntimeError, AttributeError, psutil.Error):
     return since_import
 
 
@@ -84,7 +80,6 @@ class Clock:
     self._seconds = dict.fromkeys(NAMES, 0.0)  # of this process
     self._earlier: Mapping[str, float] = {}  # of the run's earlier processes
     self._running = ""
-    self._last_interval = ("", 0.0)
     self._lock = threading.Lock()
 
   @contextlib.contextmanager
@@ -100,16 +95,8 @@ class Clock:
     try:
       yield
     finally:
-      self._last_interval = name, self._now() - start
-      self.add(*self._last_interval)
+      self.add(name, self._now() - start)
       self._running = ""
-
-  def rename_last(self, name: str) -> None:
-    """Moves the last interval of `measure` to another name."""
-    before, seconds = self._last_interval
-    self.add(before, -seconds)
-    self.add(name, seconds)
-    self._last_interval = name, seconds
 
   def add(self, name: str, seconds: float) -> None:
     """Adds seconds measured elsewhere; an unknown name is a KeyError."""

@@ -44,49 +44,43 @@ class LoggedRun:
 Logger = Callable[[LoggedRun], AbstractContextManager[Log]]
 
 
-class Loggers:
-  """The loggers of a run, each left out once it has failed.
+@contextlib.contextmanager
+def following(
+  loggers: Iterable[Logger], run: LoggedRun, report: Callable[[str], None]
+) -> Iterator[Log]:
+  """Enters loggers, and yields a function that calls each with a row.
 
-  Args:
-    loggers: the loggers.
-    run: the run.
-    report: prints a line on a logger that failed.
+  A logger that fails is left out from then on; `report` prints a line on it.
   """
-
-  def __init__(
-    self, loggers: Iterable[Logger], run: LoggedRun, report: Callable[[str], None]
-  ) -> None:
-    self._report = report
-    self._open: list[tuple[str, contextlib.ExitStack, Log]] = []
-    for logger in loggers:
-      name, stack = getattr(logger, "__name__", type(logger).__name__), contextlib.ExitStack()
-      with self._reported(name):
-        self._open.append((name, stack, stack.enter_context(logger(run))))
-
-  def log(self, row: Row) -> None:
-    """Calls each logger with a row."""
-    for each in list(self._open):
-      with self._reported(each[0]):
-        each[2](dict(row))
-        continue
-      self._open.remove(each)
-
-  def close(self) -> None:
-    """Ends each logger."""
-    while self._open:
-      name, stack, _ = self._open.pop(0)
-      with self._reported(name):
-        stack.close()
+  entered: list[tuple[str, contextlib.ExitStack, Log]] = []
 
   @contextlib.contextmanager
-  def _reported(self, name: str) -> Iterator[None]:
+  def reported(name: str) -> Iterator[None]:
     """Reports what a package, its server or the user's function raises in the block."""
     try:
       yield
     except (Exception, SystemExit) as error:  # a call from Python never ends the process
       text = next(iter(str(error).splitlines()), "")[:200].rstrip(".")
       reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-      self._report(f"the logger {name} failed ({reason}): the run continues without it")
+      report(f"the logger {name} failed ({reason}): the run continues without it")
+
+  def log(row: Row) -> None:
+    for each in list(entered):
+      with reported(each[0]):
+        each[2](dict(row))
+        continue
+      entered.remove(each)
+
+  for logger in loggers:
+    name, stack = getattr(logger, "__name__", type(logger).__name__), contextlib.ExitStack()
+    with reported(name):
+      entered.append((name, stack, stack.enter_context(logger(run))))
+  try:
+    yield log
+  finally:
+    for name, stack, _ in entered:
+      with reported(name):
+        stack.close()
 
 
 def check_loggers(loggers: Any) -> tuple[Logger, ...]:

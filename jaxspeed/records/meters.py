@@ -7,15 +7,15 @@ import jax
 import psutil
 
 
-def network_bytes() -> tuple[int, int] | None:
+def network_bytes() -> tuple[int, ...]:
   """Bytes that this host has received and transmitted since it started, without loopback.
 
-  None if the system does not tell.
+  () if the system does not tell.
   """
   try:
     counters = psutil.net_io_counters(pernic=True, nowrap=False)
   except (OSError, psutil.Error):  # as in a sandbox without /proc
-    return None
+    return ()
   parts = [each for name, each in counters.items() if name != "lo"]
   return sum(each.bytes_recv for each in parts), sum(each.bytes_sent for each in parts)
 
@@ -28,13 +28,10 @@ class NetworkMeter:
 
   def rates(self) -> dict[str, float]:
     """net_recv_gbit and net_transmit_gbit in gigabits (10^9) per second; empty if unknown."""
-    after, seconds = network_bytes(), time.monotonic() - self._start
-    if self._bytes is None or after is None or seconds <= 0:
-      return {}
-    received, sent = (
-      8 * (new - old) / seconds / 1e9 for old, new in zip(self._bytes, after, strict=True)
-    )
-    return {"net_recv_gbit": received, "net_transmit_gbit": sent}
+    names, after = ("net_recv_gbit", "net_transmit_gbit"), network_bytes()
+    per_rate = 1e9 / 8 * (time.monotonic() - self._start)
+    ends = zip(names, self._bytes, after, strict=False)
+    return {name: (new - old) / per_rate for name, old, new in ends}
 
 
 def peak_memory(devices: Iterable[jax.Device]) -> dict[str, float]:

@@ -53,15 +53,18 @@ def cpu_name(cpuinfo: str = "/proc/cpuinfo") -> str:
   return platform.processor() or platform.machine()
 
 
+def version_of(name: str) -> str | None:
+  """The version of an installed package; None if it is not installed, or damaged."""
+  try:
+    return importlib.metadata.version(name)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
 def versions() -> dict[str, str | None]:
-  """Versions of Python and of the packages that affect speed and results; None: not installed."""
-  found: dict[str, str | None] = {"python": platform.python_version()}
-  for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "jaxspeed"):
-    try:
-      found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      found[name] = None
-  return found
+  """Versions of Python and of the packages that affect speed and results."""
+  names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "jaxspeed")
+  return {"python": platform.python_version()} | {name: version_of(name) for name in names}
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 import pathlib
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -122,11 +122,7 @@ _MEANS = ("top1", "top5", "macro_top1", "ece", "skipped_steps", "seconds")
 
 
 def result_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """The content of result.json, a `Result`, given a result of each run.
-
-  Raises:
-    ValueError: runs were evaluated on different images.
-  """
+  """The content of result.json, a `Result`, given a result of each run on the same images."""
   plain = [to_json(row) for row in rows]
   result = plain[0] if len(plain) == 1 else _summary(plain)
   if price := result["config"].get("cost_per_hour"):
@@ -139,18 +135,17 @@ def result_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
   """The result of several runs, whose configs contain `target` and `target_metric`."""
-  if len({row["evaluated_on"] for row in rows}) > 1:
-    raise ValueError("rows of test images and of validation images have no common mean")
   first = rows[0]
   target, metric = (first["config"][name] for name in ("target", "target_metric"))
   accuracies = [row[metric] for row in rows]
   mean, sd, ci95 = interval(accuracies)
   differing = [key for key in _SHARED if any(row.get(key) != first.get(key) for row in rows)]
   own = [*_Figures.model_fields, *differing]
+  means = [name for name in _MEANS if any(name in row for row in rows)]
   kept = {key: first[key] for key in ("config", "seed", "evaluated_on", *_SHARED) if key in first}
   result = kept | {
     "config": first["config"] | {"runs": len(rows)},
-    **_over(statistics.fmean, rows, _MEANS),
+    **{name: _over(statistics.fmean, [row.get(name) for row in rows]) for name in means},
     "n": len(rows),
     "mean": mean,
     "sd": sd,
@@ -158,29 +153,21 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     "target": target,
     "p_value": p_value_of_at_most(accuracies, target),
     "reached": sum(row["seconds"]["to_target"] is not None for row in rows),
-    "seconds_min": _over(min, rows, ("seconds",))["seconds"],
+    "seconds_min": _over(min, [row["seconds"] for row in rows]),
     "runs": [{key: row[key] for key in own if key in row} for row in rows],
   }
   if all(row.get("per_class") is not None for row in rows):
     # `mean` keeps the numbers of images, which are the same in all runs, whole.
-    result |= _over(statistics.mean, rows, ("per_class",))
+    result["per_class"] = _over(statistics.mean, [row["per_class"] for row in rows])
   return result
 
 
-def _over(
-  figure: Callable[[list[float]], float],
-  values: Sequence[Mapping[str, Any]],
-  names: Iterable[str],
-) -> dict[str, Any]:
-  """`figure` of each named value over the runs that have it, with the nesting kept."""
-  found: dict[str, Any] = {}
-  for name in names:
-    known = [each[name] for each in values if each.get(name) is not None]
-    if known and isinstance(known[0], Mapping):
-      found[name] = _over(figure, known, known[0])
-    elif known or name in values[0]:
-      found[name] = figure(known) if known else None
-  return found
+def _over(figure: Callable[[list[float]], float], values: Sequence[Any]) -> Any:
+  """`figure` of the values that are not None, or of each part of objects; None without any."""
+  known = [value for value in values if value is not None]
+  if known and isinstance(known[0], Mapping):
+    return {key: _over(figure, [each.get(key) for each in known]) for key in known[0]}
+  return figure(known) if known else None
 
 
 def write_result(workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _Count = Annotated[int, Field(ge=1)]
 _Size = _Count | None
 
 
-class Row(pydantic.BaseModel):
+class Row(pydantic.BaseModel, extra="allow"):
   """A line of metrics.jsonl; a metric of the user's own is one more key.
 
   Accuracies are fractions, times seconds. `step`, `examples` and the seconds count since the start
@@ -49,8 +49,6 @@ class Row(pydantic.BaseModel):
   published event files (cybertronai/imagenet18_old, training/logger.py): accuracies in percent,
   steps in milliseconds. Here a value belongs to an epoch, not to a step, and epochs count from 1.
   """
-
-  model_config = pydantic.ConfigDict(extra="allow")
 
   # From 1; fractional if training ends inside one.
   epoch: Annotated[_Seconds, Column(".4g", 5), Tag("epoch")]

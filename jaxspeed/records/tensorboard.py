@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 
 from jaxspeed.data.formats.protobuf import field, make_frames, varint
-from jaxspeed.records.appended import AppendedFile
 from jaxspeed.records.loggers import Log, LoggedRun
 from jaxspeed.records.rows import scalars_of
 
@@ -25,13 +24,13 @@ def tensorboard(run: LoggedRun) -> Iterator[Log]:
   now = time.time_ns()
   # TensorBoard reads files in the order of their names, which begin with whole seconds.
   path = folder / f"events.out.tfevents.{now // 10**9:010d}.{now}"
-  with contextlib.closing(AppendedFile(path)) as file:
+  with open(path, "xb", buffering=0) as file:
     # TensorBoard hides entries of earlier processes of this run from this x on.
     purged = run.rows[-1]["examples"] + 1 if run.rows else 0
-    file.append(make_frames([_event(_VERSION), _event(_START, purged)]))
+    file.write(make_frames([_event(_VERSION), _event(_START, purged)]))
     if not run.rows:  # tools read from it when the run began
-      file.append(make_frames([_event(_summary({"first": time.time()}))]))
-    yield lambda row: file.append(make_frames([_event(_summary(scalars_of(row)), row["examples"])]))
+      file.write(make_frames([_event(_summary({"first": time.time()}))]))
+    yield lambda row: file.write(make_frames([_event(_summary(scalars_of(row)), row["examples"])]))
 
 
 def _event(content: bytes, step: int = 0) -> bytes:

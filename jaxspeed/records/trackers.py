@@ -10,8 +10,8 @@ import contextlib
 import importlib
 import importlib.util
 import io
-import netrc
 import os
+import pathlib
 import secrets
 import shlex
 from collections.abc import Callable, Iterable, Iterator
@@ -53,13 +53,15 @@ def _tracked(
   path.parent.mkdir(exist_ok=True)
   # First: a run that is killed now keeps its identity.
   write_atomically(path, memory.model_dump_json() + "\n")
+  # Trackio prints a dozen lines, also where nobody asked a library to print.
+  quiet = contextlib.redirect_stdout(io.StringIO())
   how = {
     "project": os.environ.get(f"{name.upper()}_PROJECT", "jaxspeed"),
     "name": run.config.get("name") or run.folder.name,
     "resume": "allow",
     "config": dict(run.config),
   }
-  with _quiet():
+  with quiet:
     opened, where = open_run(tracker, memory.id, how)
 
   def log(row: Row) -> None:
@@ -72,7 +74,7 @@ def _tracked(
   for row in run.rows:  # a killed process may not have sent them
     log(row)
   yield log
-  with _quiet():
+  with quiet:
     tracker.finish()  # the method of Trackio's run would be called once more at exit
   write_atomically(path, memory.model_dump_json() + "\n")
   run.say(f"{name}: the run is {where}")
@@ -104,12 +106,8 @@ def wandb(run: LoggedRun) -> contextlib.AbstractContextManager[Log]:
 
 def _has_wandb_key() -> bool:
   """Whether `wandb login` was done on this machine; without a key wandb would ask for one."""
-  if os.environ.get("WANDB_API_KEY"):
-    return True
-  try:
-    return any("wandb" in host for host in netrc.netrc(os.environ.get("NETRC")).hosts)
-  except (OSError, netrc.NetrcParseError):
-    return False
+  netrc = pathlib.Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+  return bool(os.environ.get("WANDB_API_KEY")) or (netrc.is_file() and "wandb" in netrc.read_text())
 
 
 def trackio(run: LoggedRun) -> contextlib.AbstractContextManager[Log]:
@@ -122,13 +120,6 @@ def trackio(run: LoggedRun) -> contextlib.AbstractContextManager[Log]:
     return tracker.init(**how | own), f"in the project {project} in {folder}; to look: {show}"
 
   return _tracked(run, "trackio", open_run)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Trackio prints a dozen lines, also where nobody asked a library to print."""
-  with contextlib.redirect_stdout(io.StringIO()):
-    yield
 
 
 _LOGGERS: dict[str, Logger] = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}

@@ -1,9 +1,4 @@
-"""The records of a run: metrics.jsonl, the screen and the loggers.
-
-with Records(workdir, resume_step=None, screen=screen) as records:
-  for ...:
-    records.epoch({"epoch": 1, "step": 98, "examples": 100352, "train_loss": 1.2, ...})
-"""
+"""The records of a run: metrics.jsonl, the screen and the loggers."""
 
 import contextlib
 import os
@@ -12,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, parse_json, read_bytes, to_json, write_atomically
-from jaxspeed.records.appended import AppendedFile
+from jaxspeed.files import (
+  append_line,
+  dump_json,
+  parse_json,
+  read_bytes,
+  to_json,
+  write_atomically,
+)
 from jaxspeed.records.console import Screen
-from jaxspeed.records.loggers import LoggedRun, Logger, Loggers
+from jaxspeed.records.loggers import LoggedRun, Logger, following
 from jaxspeed.records.rows import Row
 
 FILE = "metrics.jsonl"
@@ -35,14 +36,14 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   except ValueError as error:
     raise UserError(f"{path} cannot be read ({error}): move it away.") from None
   rows: list[dict[str, Any]] = []
-  if not lines[-1] or _is_cut_off(lines[-1]):
-    lines.pop()
   for number, line in enumerate(lines, start=1):
     try:
       row = parse_json(line, Row)
       if rows and row["step"] <= rows[-1]["step"]:
         raise ValueError(f"step {row['step']} comes after step {rows[-1]['step']}")
     except ValueError as error:
+      if number == len(lines):  # no line end follows: it is empty, or cut off
+        break
       raise UserError(
         f"{path}, line {number}, is no row of a run ({error}): repair or delete the line."
       ) from None
@@ -50,16 +51,8 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   return rows
 
 
-def _is_cut_off(line: bytes) -> bool:
-  try:
-    parse_json(line)
-  except ValueError:
-    return True
-  return False
-
-
 class Records(contextlib.AbstractContextManager["Records"]):
-  """The writer of a new or resumed run's epochs. Close it, or use `with`.
+  """The writer of a new or resumed run's epochs, for a `with` block.
 
   Args:
     workdir: an existing folder.
@@ -88,22 +81,21 @@ class Records(contextlib.AbstractContextManager["Records"]):
     loggers: Sequence[Logger] = (),
     config: Mapping[str, Any] | None = None,
   ) -> None:
-    path, self._screen = workdir / FILE, screen
-    self._metrics: AppendedFile | None = None
-    is_missing = bool(resume_step) and not os.path.lexists(path)
+    self._path, self._screen, self._writes = workdir / FILE, screen, primary
+    is_missing = bool(resume_step) and not os.path.lexists(self._path)
     found = [] if resume_step is None else read_metrics(workdir)
     self.rows = [row for row in found if row["step"] <= (resume_step or 0)]
+    self._written, self._opened = len(self.rows), contextlib.ExitStack()
     if not primary:
       return
-    write_atomically(path, "".join(map(_json_line, self.rows)))
+    write_atomically(self._path, "".join(f"{dump_json(row)}\n" for row in self.rows))
     if is_missing:
       screen.warn(
-        f"{path} is missing: it begins anew after step {resume_step}, and what was reached before "
-        "does not count; to keep it, stop, restore the file and start again"
+        f"{self._path} is missing: it begins anew after step {resume_step}, and what was reached "
+        "before does not count; to keep it, stop, restore the file and start again"
       )
-    self._metrics = AppendedFile(path)
     logged = LoggedRun(workdir, dict(config or {}), tuple(self.rows), screen.line)
-    self._loggers = Loggers(loggers, logged, screen.warn)
+    self._log = self._opened.enter_context(following(loggers, logged, screen.warn))
 
   def epoch(self, row: Mapping[str, Any]) -> None:
     """Records the end of an epoch in metrics.jsonl, on the screen and in the loggers.
@@ -114,27 +106,25 @@ class Records(contextlib.AbstractContextManager["Records"]):
     """
     self.rows.append(plain := to_json(row))
     Row.model_validate(plain)
-    if self._metrics is None:
+    if not self._writes:
       return
     self._screen.epoch(row)
-    if reason := self._metrics.append(_json_line(plain).encode()):
+    if reason := self.write():
       self._screen.line(f"{reason}: jaxspeed tries again after the next epoch")
-    self._loggers.log(plain)
+    self._log(plain)
 
-  def close(self) -> None:
-    """Removes the live line and writes all that is not yet on the disk."""
-    self._screen.close()
-    if self._metrics is not None:
-      self._metrics.close()
-      self._loggers.close()
+  def write(self) -> str:
+    """Writes the rows that are not in metrics.jsonl yet; returns why it failed, or ''."""
+    try:
+      for row in self.rows[self._written :] if self._writes else ():
+        append_line(self._path, dump_json(row), sync=False)
+        self._written += 1
+    except OSError as error:
+      return f"{self._path} could not be written ({error.strerror or error})"
+    return ""
 
   def __exit__(self, *error: object) -> None:
-    self.close()
-
-  def write_waiting(self) -> str:
-    """Writes the rows that wait for room on the disk; returns why it failed, or ''."""
-    return "" if self._metrics is None else self._metrics.append()
-
-
-def _json_line(row: Mapping[str, Any]) -> str:
-  return dump_json(row) + "\n"
+    """Removes the live line, and ends the loggers."""
+    self._screen.close()
+    self.write()
+    self._opened.close()

@@ -32,18 +32,14 @@ def run(arguments: Sequence[str], out: str, *, watch: float = 0.0) -> None:
     raise UserError("--out is empty: name the file to write.")
   path = expanded(out, "--out")
   check_output(path)
-  printed = ""
-  note_once, ran = functools.cache(note), False
+  note_once, print_once, ran = functools.cache(note), functools.cache(print), False
   while True:
     runs = read_all(arguments, note_once)
     runs_on = any(run.result is None and not run.is_stopped for run in runs)
     # A run leaves its images some seconds after its result: one more report shows them.
     refresh, ran = watch if runs_on or ran else 0.0, runs_on
     size = write(runs, path, note_once, refresh=refresh)
-    line = f"{path}: {plural(len(runs), 'run')}, {size / 1e6:.2f} MB"
-    if line != printed:
-      print(line)
-    printed = line
+    print_once(f"{path}: {plural(len(runs), 'run')}, {size / 1e6:.2f} MB")
     if not refresh:
       return
     time.sleep(watch)

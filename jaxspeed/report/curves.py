@@ -140,9 +140,9 @@ def _lines(
       )
   columns = collections.defaultdict[float, list[tuple[float, float]]](list)
   for run in group.runs:
-    for epoch, x, y in _points(run, field, key):
-      columns[epoch].append((x, y))
-  # By epoch: x and y of each run.
+    for step, x, y in _points(run, field, key):
+      columns[step].append((x, y))
+  # By step: x and y of each run.
   ordered = [tuple(zip(*column, strict=True)) for _, column in sorted(columns.items())]
   means_x, means_y = ([statistics.fmean(each[axis]) for each in ordered] for axis in (0, 1))
   widths: list[float] = []
@@ -154,21 +154,15 @@ def _lines(
 
 
 def _points(run: RunData, field: str, key: str) -> list[tuple[float, float, float]]:
-  """Epoch, x and y of each row that has both; of the learning rate, of each step that is known."""
+  """Step, x and y of each row that has both; of the learning rate, of each step that is known."""
+  found = [(row["step"], row.get(key), row.get(field)) for row in run.rows]
   if field == "learning_rate" and run.rates:
-    return _rates(run, key)
-  found = [(row.get(key), row.get(field), row["epoch"]) for row in run.rows]
-  return [(epoch, x, y) for x, y, epoch in found if x is not None and y is not None]
-
-
-def _rates(run: RunData, key: str) -> list[tuple[float, float, float]]:
-  """The learning rates of a run's steps so far, their seconds interpolated within an epoch."""
-  rows = [(row["epoch"], x) for row in run.rows if (x := row.get(key)) is not None]
-  ends = np.array([(0.0, 0.0), *rows])
-  epochs, rates = zip(*run.rates, strict=True)
-  xs = np.interp(epochs, ends[:, 0], ends[:, 1]).tolist()
-  found = zip(epochs, xs, rates, strict=True)
-  return [each for each in found if each[0] <= ends[-1, 0]]
+    # Seconds and epochs of a step lie between those of the rows.
+    ends = [(0, 0.0), *((step, x) for step, x, _ in found if x is not None)]
+    steps, rates = zip(*run.rates, strict=True)
+    xs = np.interp(steps, [step for step, _ in ends], [x for _, x in ends]).tolist()
+    return [each for each in zip(steps, xs, rates, strict=True) if each[0] <= ends[-1][0]]
+  return [(step, x, y) for step, x, y in found if x is not None and y is not None]
 
 
 def _bands(run: RunData, key: str) -> list[tuple[float, float, str]]:

@@ -2,11 +2,10 @@
 
 import dataclasses
 import functools
-import math
 import os
 import pathlib
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,7 +19,6 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import TEMPORARY, dump_json, read_json
 from jaxspeed.models import make  # noqa: F401  registers the models that a config names
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Plan
 from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import FILE as METRICS
@@ -38,22 +36,25 @@ _NOT_COMPARED = tuple({*PLACES, "seed", "runs", "given", "format"} - {"data.path
 _RATES, _MOST_STEPS = 240, 10_000_000
 
 
-class _OfData(BaseModel):
+class _Fields(BaseModel, extra="allow"):
+  """Fields of a config."""
+
+
+class _OfData(_Fields):
   classes: Annotated[int, Field(ge=1, le=10_000_000)]
 
 
-class _OfRecords(BaseModel):
+class _OfRecords(_Fields):
   thumbnails: int = 1
 
 
-class _Config(BaseModel):
+class _Config(_Fields):
   """The fields of a config.json that the report computes with; it shows the others as text."""
 
   data: _OfData
   name: str = "run"
   epochs: float = 0.0
   seed: int = 0
-  runs: int = 1
   target: Annotated[float, Field(ge=0, le=1)] = 0.0
   target_metric: Literal["top1", "top5"] = "top1"
   cost_per_hour: float = 0.0
@@ -66,7 +67,7 @@ class RunData:
 
   Attributes:
     folder: the run's folder.
-    config: its config.json.
+    config: its config.json, with the defaults of `_Config`.
     rows: the rows of its epochs so far.
     result: result.json; None while it is not finished.
     clock: the seconds of the clock's names at its newest checkpoint; {} without one.
@@ -75,7 +76,7 @@ class RunData:
     thumbnails: the images that it left; None without them.
     is_stopped: whether it has no result and its process has surely ended (`run_has_ended`).
     notes: sentences on files without which the report shows less.
-    rates: epochs and the learning rates of their steps; () where only the rows have rates.
+    rates: steps and their learning rates; () where only the rows have rates.
   """
 
   folder: pathlib.Path
@@ -88,27 +89,22 @@ class RunData:
   thumbnails: Thumbnails | None
   is_stopped: bool
   notes: tuple[str, ...] = ()
-  rates: tuple[tuple[float, float], ...] = ()
+  rates: tuple[tuple[int, float], ...] = ()
 
   @property
   def metric(self) -> str:
     """The accuracy that the config's target is about: top1 or top5."""
-    return self.config.get("target_metric", "top1")
+    return self.config["target_metric"]
 
   @property
   def target(self) -> float:
     """The accuracy to reach; 0: none."""
-    return self.config.get("target", 0.0)
-
-  @property
-  def keeps_thumbnails(self) -> bool:
-    """Whether the run leaves images for a report when it ends (`records.thumbnails`)."""
-    return self.config.get("records", {}).get("thumbnails", 1) > 0
+    return self.config["target"]
 
   @property
   def seed(self) -> int:
     """The seed of the run."""
-    return self.result["seed"] if self.result else self.config.get("seed", 0)
+    return (self.result or self.config)["seed"]
 
   def accuracy(self, metric: str = "") -> float | None:
     """An accuracy: of the result, or of the newest epoch that has one; `metric` as default."""
@@ -181,45 +177,46 @@ class Group:
 
   def mean_of(self, metric: str) -> float | None:
     """The mean of another accuracy; None without any."""
-    found = [value for run in self.counted if (value := run.accuracy(metric)) is not None]
-    return statistics.fmean(found) if found else None
+    return mean_of_known([run.accuracy(metric) for run in self.counted])
 
   def mean_seconds(self, name: str) -> float | None:
     """The mean of one of the seconds over the runs that have it."""
-    known = [run.seconds[name] for run in self.counted if run.seconds.get(name) is not None]
-    return statistics.fmean(known) if known else None
+    return mean_of_known([run.seconds.get(name) for run in self.counted])
+
+
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+  """The mean of the values that are not None; None without any."""
+  known = [value for value in values if value is not None]
+  return statistics.fmean(known) if known else None
 
 
 def find_runs(path: pathlib.Path) -> list[pathlib.Path]:
   """The folders of runs at or below a path; a run of several seeds is that of each seed.
 
   Raises:
-    UserError: there is none.
+    UserError: there is none, or a folder cannot be read.
   """
   if not os.path.isdir(path):
     raise UserError(f"{path} is no folder: name a run's folder, or one with runs in it.")
-  found = list(_below(path, _DEEPEST))
+  found: list[pathlib.Path] = []
+  for name, folders, files in os.walk(path, onerror=_refuse, followlinks=True):
+    folder = pathlib.Path(name)
+    if CONFIG in files:
+      seeds = sorted(each for each in folder.glob("run_*") if os.path.isfile(each / CONFIG))
+      found += seeds or [folder]
+    is_end = CONFIG in files or len(folder.relative_to(path).parts) == _DEEPEST
+    hidden = {each for each in folders if is_end or each.startswith((".", TEMPORARY))}
+    folders[:] = sorted({*folders} - hidden - _NO_RUNS)
   if not found:
     raise UserError(f"{path} holds no run: name the folder that --workdir of a training named.")
   return found
 
 
-def _below(path: pathlib.Path, depth: int) -> Iterator[pathlib.Path]:
-  if os.path.isfile(path / CONFIG):
-    seeds = sorted(each for each in path.glob("run_*") if os.path.isfile(each / CONFIG))
-    yield from seeds or [path]
-  elif depth:
-    try:
-      names = sorted(os.listdir(path))
-    except OSError as error:
-      raise UserError(
-        f"{path} cannot be read ({error.strerror or error}): make it readable, or name other "
-        "folders."
-      ) from None
-    for name in names:
-      hidden = name.startswith((".", TEMPORARY)) or name in _NO_RUNS
-      if not hidden and os.path.isdir(path / name):
-        yield from _below(path / name, depth - 1)
+def _refuse(error: OSError) -> None:
+  raise UserError(
+    f"{error.filename} cannot be read ({error.strerror or error}): make it readable, or name other "
+    "folders."
+  ) from None
 
 
 def read_run(folder: pathlib.Path) -> RunData:
@@ -234,17 +231,15 @@ def read_run(folder: pathlib.Path) -> RunData:
   config = read_json(folder / CONFIG, _Config, advice)
   if config is None:
     raise UserError(f"{folder / CONFIG} is missing: {advice}.")
+  config = _Config.model_validate(config).model_dump()
   classes = config["data"]["classes"]
   is_named = os.path.lexists(folder / STORED)
   names = stored_class_names(folder, classes) if is_named else tuple(map(str, range(classes)))
   result = read_result(folder)
-  predictions = None
-  if result is not None:
-    predictions = Predictions.read(folder, classes)
+  predictions = Predictions.read(folder, classes) if result else None
   thumbnails, notes = None, []
   try:
-    if predictions is not None:
-      thumbnails = Thumbnails.read(folder, classes)
+    thumbnails = Thumbnails.read(folder, classes) if predictions else None
   except UserError as error:
     notes.append(str(error))
   if result is not None and not os.path.lexists(folder / METRICS):
@@ -270,31 +265,24 @@ def read_run(folder: pathlib.Path) -> RunData:
 
 def _rates_of(
   folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]
-) -> tuple[tuple[float, float], ...]:
-  """Epochs and learning rates of some steps of a run's plan, if the plan has the rates of its rows.
+) -> tuple[tuple[int, float], ...]:
+  """Some steps and their learning rates in a run's plan, if the plan has the rates of its rows.
 
   It has not with a schedule of the user's own, or by another version's rules.
   """
+  ends = {row["step"]: row["learning_rate"] for row in rows if row.get("learning_rate") is not None}
   try:
-    ends = [
-      (row["step"], row["learning_rate"]) for row in rows if row.get("learning_rate") is not None
-    ]
     plan = make_plan(stored.load(folder / CONFIG))
-    if not ends or plan.total_steps > _MOST_STEPS:
+    if plan.total_steps > _MOST_STEPS:
       return ()
     rates = plan.table["learning_rate"]
-    if not all(math.isclose(rates[step - 1], rate, abs_tol=1e-12) for step, rate in ends):
-      return ()
+    planned = [rates[step - 1] for step in ends]
   except (UserError, IndexError, TypeError):
     return ()
-  steps = np.unique(np.linspace(1, ends[-1][0], _RATES, dtype=int))
-  return tuple((_epochs(plan, int(step)), float(rates[step - 1])) for step in steps)
-
-
-def _epochs(plan: Plan, step: int) -> float:
-  """The epochs done after a step."""
-  epoch, place = plan.epoch_of(step - 1)
-  return epoch + (place + 1) / plan.phase_of(step - 1).steps_per_epoch
+  if not ends or not np.allclose(planned, [*ends.values()], rtol=1e-9, atol=1e-12):
+    return ()
+  steps = np.unique(np.linspace(1, max(ends), _RATES, dtype=int)).tolist()
+  return tuple((step, float(rates[step - 1])) for step in steps)
 
 
 def groups_of(runs: Sequence[RunData]) -> list[Group]:
@@ -351,7 +339,7 @@ def _name_of(runs: Sequence[RunData], settings: Mapping[str, str]) -> str:
   last = [name.rpartition(".")[2] for name in own]
   short = {name: end if last.count(end) == 1 else name for name, end in zip(own, last, strict=True)}
   words = [f"{short[name]}={value}" for name, value in list(own.items())[:4]]
-  recipe = runs[0].config.get("name", "run")
+  recipe = runs[0].config["name"]
   return ", ".join([recipe] * ("name" in settings or not words) + words)
 
 

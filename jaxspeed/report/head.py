@@ -8,7 +8,7 @@ from jaxspeed.config.recipe import Published, published_as
 from jaxspeed.config.stored import PLACES
 from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.class_figures import MOST_CLASSES
-from jaxspeed.report.data import Group, RunData
+from jaxspeed.report.data import Group, RunData, mean_of_known
 from jaxspeed.report.words import METRICS, duration, number, percent, points
 
 # The parts of `seconds.compile` in words.
@@ -25,7 +25,7 @@ def still_running(group: Group) -> str:
   if not running:
     return ""
   epochs = [run.rows[-1]["epoch"] if run.rows else 0 for run in running]
-  of = number(running[0].config.get("epochs"))
+  of = number(running[0].config["epochs"])
   if len(group.runs) == 1:
     return f"{state_of(running[0])}: epoch {number(epochs[0])} of {of}"
   return f"{len(running)} of {len(group.runs)} runs have no result yet"
@@ -60,9 +60,9 @@ def mean_duration(group: Group, name: str) -> str:
 
 
 def _mean_of(seconds: Sequence[float | None]) -> str:
-  known = [each for each in seconds if each is not None]
-  some = f" ({len(known)} of {len(seconds)} runs)" if 0 < len(known) < len(seconds) else ""
-  return duration(statistics.fmean(known) if known else None) + some
+  known = len(seconds) - seconds.count(None)
+  some = f" ({known} of {len(seconds)} runs)" if 0 < known < len(seconds) else ""
+  return duration(mean_of_known(seconds)) + some
 
 
 def compiling(group: Group) -> str:
@@ -79,7 +79,7 @@ def compiling(group: Group) -> str:
 
 def cost(group: Group) -> str:
   """The mean cost of a run in words; "" without a price."""
-  price, dawn = group.runs[0].config.get("cost_per_hour", 0.0), group.mean_seconds("dawn")
+  price, dawn = group.runs[0].config["cost_per_hour"], group.mean_seconds("dawn")
   if not price or dawn is None:
     return ""
   dollars, reached = dawn / 3600 * price, group.mean_seconds("to_target")
@@ -96,7 +96,7 @@ def calibration(group: Group) -> str:
 
 def published_of(run: RunData) -> tuple[str, Published]:
   """A run's recipe, and what is published of it: only of a shipped one."""
-  name = str(run.config.get("name", ""))
+  name = run.config["name"]
   return name.replace("/", ":", 1), published_as(name)
 
 
@@ -121,7 +121,8 @@ def gaps(group: Group) -> list[str]:
 def _of_run(run: RunData) -> list[str]:
   images, predicted, ended = run.thumbnails, run.predictions, run.result is not None
   lacks = predicted is not None and images is None
-  unnamed = run.keeps_thumbnails and not any(Thumbnails.FILE in note for note in run.notes)
+  keeps = run.config["records"]["thumbnails"] > 0
+  unnamed = keeps and not any(Thumbnails.FILE in note for note in run.notes)
   other = images is not None and predicted is not None and images.step != predicted.step
   found = {
     "Curves: metrics.jsonl has no whole row: no epoch has ended, or it was cut.": not run.rows,
@@ -130,7 +131,7 @@ def _of_run(run: RunData) -> list[str]:
     f"Images and accuracy by class: {Predictions.FILE} is missing; older versions left none.": (
       ended and predicted is None
     ),
-    "Images: config.records.thumbnails is 0.": lacks and not run.keeps_thumbnails,
+    "Images: config.records.thumbnails is 0.": lacks and not keeps,
     f"Images: {Thumbnails.FILE} is missing; older versions left none.": lacks and unnamed,
     f"Evaluated images: those in {Thumbnails.FILE} are of another evaluation.": other,
     f"Accuracy by class: it is shown up to {MOST_CLASSES:,} classes.": (

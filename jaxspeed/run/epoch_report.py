@@ -235,9 +235,10 @@ class EpochReport:
           "not count"
         )
       if reason := reason_to_stop([*self.rows, row], config):
-        # Only now is it known to be the last evaluation.
-        self._run.clock.rename_last("final_validate")
         if step < self._run.plan.total_steps:
+          # Only now is it known to be the last evaluation.
+          self._run.clock.add("validate", -evaluation.seconds)
+          self._run.clock.add("final_validate", evaluation.seconds)
           row["stopped_by"] = reason
           lines.append(f"{_ENDS[reason]}: the run ends here")
     row |= peak_memory(self._run.spec.mesh.local_devices) | {

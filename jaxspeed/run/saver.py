@@ -73,7 +73,7 @@ class Saver:
       raise diverged(f"the weights after step {step} are not finite", self, LOWER_PEAK)
     with run.clock.measure("checkpoint"), futures.ThreadPoolExecutor(1, "checkpoint") as pool:
       # First the rows that a full disk delayed: a run that resumed from here would lack them.
-      reason = self._report.records.write_waiting()
+      reason = self._report.records.write()
       if processes.is_primary() and not reason:
         save = functools.partial(
           checkpoint.save,

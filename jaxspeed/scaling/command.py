@@ -12,7 +12,7 @@ from jaxspeed.devices.mesh import find_devices
 from jaxspeed.errors import UserError, plural
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Plan
-from jaxspeed.records.durations import estimate
+from jaxspeed.records.durations import duration
 from jaxspeed.scaling.allreduce_time import exchange_of
 from jaxspeed.scaling.hardware import DEVICES, LATE, READY, Cluster, cluster_of
 from jaxspeed.scaling.predict import Prediction, measured_rate, predict
@@ -46,15 +46,15 @@ def describe(
       f"{phase.image_size} px, {step.images:g} images per device: step "
       f"{1e3 * step.seconds:.1f} ms{bound}{exchange if prediction.devices > 1 else ''}, "
       f"{phase.batch_size / step.seconds:,.0f} images/s{cores}, {memory:.1f} GB per device; epoch "
-      f"{estimate(epoch)}"
+      f"{duration(epoch)}"
     )
   cost = f", ${prediction.cost:,.2f}" if prediction.cost else ""
   most = max(needed)
   fits = f"does not fit, {most:.1f} GB on devices of {there:.3g}; " if 0 < there < most else ""
   lines.insert(
     0,
-    f"{plural(prediction.devices, 'device')}: {fits}{estimate(prediction.seconds)}, including "
-    f"{estimate(prediction.validation)} of validation{cost}",
+    f"{plural(prediction.devices, 'device')}: {fits}{duration(prediction.seconds)}, including "
+    f"{duration(prediction.validation)} of validation{cost}",
   )
   return lines
 

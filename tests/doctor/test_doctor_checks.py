@@ -27,7 +27,7 @@ def test_requirements_that_are_not_met(monkeypatch):
   found = [(str(required), have) for required, have in rules.unmet("jaxspeed", "x")]
   jax, pillow = map(importlib.metadata.version, ("jax", "pillow"))
   assert found[0] == ("jax<0.1", jax) and found[1][1] == pillow
-  assert found[2] == ("no-such-package", "") and len(found) == 3
+  assert found[2] == ("no-such-package", None) and len(found) == 3
   (_, mended, missing) = rules.check_software()
   assert mended.advice == "pip install 'jax<0.1'" and missing.level == "mend"
 
@@ -97,7 +97,7 @@ def checked(monkeypatch, code, error, *said):
 def test_gpus_of_the_driver(monkeypatch):
   gpu = {"name": "NVIDIA H100", "capability": [9, 0], "memory": 85 * 10**9, "used": 5 * 10**8}
   driver = {"driver": "580.65.06", "gpus": [gpu]}
-  seen = {"platform": "gpu", "kinds": [*ON_H100.kinds], "complaints": []}
+  seen = {"platform": "gpu", "kinds": [*ON_H100.kinds]}
   found = [each.what for each in checked(monkeypatch, 0, "", driver, seen, {"ceilings": [H100]})]
   assert found[0] == "JAX sees 8 x NVIDIA H100 80GB HBM3"
   assert found[1] == (
@@ -116,7 +116,12 @@ NONE = {"driver": "", "gpus": []}
     ([NONE], None, "", "JAX found no device within 30 s"),
     ([NONE], 1, "x.cc:1] Unknown flag in XLA_FLAGS: --a", "XLA_FLAGS: --a"),
     ([NONE], -11, "", "JAX found no device: exit code -11"),
-    ([NONE, {"problem": "x", "complaints": []}], 0, "", "JAX has no device: x"),
+    (
+      [NONE],
+      1,
+      "Traceback\njaxspeed.errors.UserError: unset it.",
+      "JAX found no device: unset it.",
+    ),
   ],
 )
 def test_a_process_that_hangs_or_crashes_is_a_finding(monkeypatch, said, code, error, words):
@@ -208,7 +213,7 @@ def test_the_rate_of_decoding(root, tmp_path, monkeypatch):
   [
     (0, [{"images_per_s": 900.0, "images": 9, "broken": 0}], "", "ok", "900 images/s of 224 px"),
     (0, [{"images_per_s": 9.0, "images": 9, "broken": 2}], "", "mend", "2 of 9 sampled images"),
-    (0, [{"problem": "needs TensorFlow"}], "", "mend", "needs TensorFlow"),
+    (1, [], "x.UserError: needs TensorFlow", "mend", "needs TensorFlow"),
     (1, [], "Traceback\nImportError: x", "mend", "decoding failed: ImportError: x"),
     (None, [], "", "hint", "did not end within"),
   ],
@@ -242,6 +247,8 @@ def test_what_a_prediction_rests_on():
   assert cluster.per_host == 8 and "the matrix ceiling measured here" in words
   other = dataclasses.replace(ON_H100, ceilings=(H100 | {"kind": "new"},))
   assert "A100" in forecast.cluster_for(other)[1]
+  other = dataclasses.replace(ON_H100, ceilings=(H100 | {"kind": "TPU v5 lite"},))
+  assert "TPU_V5E" in forecast.cluster_for(other)[1]
   cluster, _ = forecast.cluster_for(ON_CPU)
   own = forecast.CPU_SHARE * 0.2e12 / (PASSES * RESNET50)
   assert cluster.images_per_s == pytest.approx(own) and cluster.launch_s == 0

@@ -102,12 +102,12 @@ def test_a_machine_whose_parts_fit_has_nothing_to_mend(packages, there, facts):
       "jax-cuda13-pjrt is 0.9.1, but jaxlib is 0.10.2",
       "pip install jax-cuda13-plugin==0.10.2 jax-cuda13-pjrt==0.10.2",
     ),
-    (CUDA_13, but(NOTHING, complaints=("x calling jax_plugins.xla_cuda13",)), "failed", AGAIN),
+    (CUDA_13, but(NOTHING, failed_plugins={"xla_cuda13": "x"}), "failed: x", AGAIN),
     (
-      CUDA_13, but(NOTHING, complaints=("x calling jax_plugins.own.initialize",)), "failed",
+      CUDA_13, but(NOTHING, problem="x", failed_plugins={"own": "x"}), "own failed: x",
       "python -c 'import jax_plugins.own as plugin; plugin.initialize()'",
     ),
-    (BARE, Facts(problem="no backend"), "no device: no backend", "pip install -U jax jaxlib"),
+    (BARE, Facts(problem="no backend"), "no backend", "pip install -U jax jaxlib"),
     (
       CUDA_13, but(GOOD, platform="", problem="none within 30 s", hangs=True), "JAX hangs",
       "JAX_PLATFORMS=cpu python -m jaxspeed.doctor",

@@ -331,7 +331,7 @@ def test_the_table(run):
   lines = str(Statuses(status_of(facts, RUNNING) for facts in jobs)).splitlines()
   assert str(Statuses()).splitlines()[-1] == "0 jobs: none"
   assert lines[0].split() == ["job", "state", "epoch", "accuracy", "left", "restarts", "id"]
-  assert lines[1].split() == ["a", "running", "4/20", "20.00", "%", "48", "s", "2", "7"]
+  assert lines[1].split() == ["a", "running", "4/20", "20.00", "%", "48.0", "s", "2", "7"]
   assert lines[2].split() == ["b", "cancelled:", "saving"]
   assert lines[3].split() == ["c", "failed", "7"]
   assert lines[4].split() == ["d", "running", "0/20", "7"]

@@ -19,7 +19,7 @@ import jaxspeed
 from jaxspeed.errors import UserError
 from jaxspeed.records import trackers
 from jaxspeed.records.console import Screen, silent_console
-from jaxspeed.records.loggers import LoggedRun, Loggers
+from jaxspeed.records.loggers import LoggedRun, following
 from jaxspeed.records.writer import Records
 
 
@@ -98,8 +98,9 @@ def test_a_logger_that_fails_leaves_the_run_and_the_process_alone(
   # A call from Python prints nothing.
   with pytest.warns(UserWarning, match=re.escape(told)):
     write(tmp_path, rows, logger)
-  with pytest.raises(KeyboardInterrupt):
-    Loggers([failing("row", KeyboardInterrupt())], LoggedRun(tmp_path), print).log({})
+  interrupted = following([failing("row", KeyboardInterrupt())], LoggedRun(tmp_path), print)
+  with pytest.raises(KeyboardInterrupt), interrupted as log:
+    log({})
 
 
 def test_a_run_from_python_tells_its_loggers_and_that_of_the_guide(tmp_path):

@@ -130,12 +130,6 @@ def test_one_run_does_not_pay_for_scipy(tmp_path):
   assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_images_of_two_kinds_have_no_common_mean(tmp_path):
-  rows = [one_result(0.9), one_result(0.9, evaluated_on="validation")]
-  with pytest.raises(ValueError, match="test images and of validation images"):
-    write_result(tmp_path, rows)
-
-
 def test_a_cost_is_that_of_dawnbenchs_seconds(tmp_path):
   priced = {"config": CONFIG | {"cost_per_hour": 2.0}}
   hit = one_result(0.94, seconds=SECONDS | {"dawn": 1800.0, "to_target": 900.0}, **priced)

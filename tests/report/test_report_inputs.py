@@ -190,8 +190,8 @@ def test_class_names_that_cannot_be_used_say_what_to_do(tmp_path, monkeypatch):
       read_run(folder)
 
   def refuse(path):
-    raise PermissionError(13, "Permission denied")
+    raise PermissionError(13, "Permission denied", path)
 
-  monkeypatch.setattr("os.listdir", refuse)
+  monkeypatch.setattr("os.scandir", refuse)
   with pytest.raises(UserError, match=r"\(Permission denied\): make it readable, or name other"):
     find_runs(tmp_path)

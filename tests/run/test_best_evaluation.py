@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import fields
 from jaxspeed.errors import UserError
-from jaxspeed.records.formats import format_result
+from jaxspeed.records.console import format_result
 from jaxspeed.records.results import result_of
 from jaxspeed.run import checkpoint
 from jaxspeed.run.best import METRICS, best_of, ranked

@@ -300,7 +300,7 @@ def test_a_slow_save_gives_signs_of_life(tmp_path, monkeypatch):
   monkeypatch.setattr(saver, "heartbeat", lambda: beats.append(time.monotonic()))
   monkeypatch.setattr(saver, "_SIGN_OF_LIFE", 0.05)
   monkeypatch.setattr(checkpoint, "save", lambda *_, **__: time.sleep(1.0))
-  records = types.SimpleNamespace(write_waiting=lambda: "")
+  records = types.SimpleNamespace(write=lambda: "")
   broken = types.SimpleNamespace(settle=list)
   report = types.SimpleNamespace(rows=[], records=records, broken=broken, lines=list)
   config, ignore = fields_lib.base(), lambda *_: None

@@ -238,7 +238,7 @@ def test_one_of_several_runs_without_its_last_checkpoint(tmp_path, monkeypatch):
 
 def test_a_checkpoint_waits_for_the_rows_before_it(tmp_path, monkeypatch):
   said = "metrics.jsonl could not be written (No space left on device)"
-  monkeypatch.setattr(Records, "write_waiting", lambda _: said)
+  monkeypatch.setattr(Records, "write", lambda _: said)
   with pytest.raises(UserError) as error:
     train(digits(), str(tmp_path / "a"))
   assert f"({said}): the run stops, the last whole checkpoint is of step 0; " in str(error.value)
