@@ -262,9 +262,8 @@ def add_line(path: pathlib.Path, line: Request | Event) -> None:
     OSError: it cannot be written.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
-  append_line(
-    path, dump_json({k: v for k, v in dataclasses.asdict(line).items() if v not in ("", None)})
-  )
+  values = dataclasses.asdict(line)
+  append_line(path, dump_json({name: values[name] for name in values if values[name] != ""}))
 
 
 def progress_of(folder: pathlib.Path) -> str:

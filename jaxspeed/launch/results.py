@@ -92,10 +92,8 @@ def results_table(results: Sequence[Row], unfinished: int) -> str:
     rows = [["over seeds", "n", metric, "95 % interval", "sd", "target", "p"]]
     for group in groups:
       spread = (f"± {100 * group['ci95']:.2f}", f"{100 * group['sd']:.2f}")
-      target = (
-        [percent(group["target"]), f"{group['p_value']:.2g}"] if group["target"] else ["", ""]
-      )
-      rows.append([group["name"], str(group["n"]), percent(group["mean"]), *spread, *target])
+      test = (percent(group["target"]), f"{group['p_value']:.2g}") if group["target"] else ("", "")
+      rows.append([group["name"], str(group["n"]), percent(group["mean"]), *spread, *test])
     parts += ["", *output.table(rows)]
   if unfinished:
     parts.append(f"{unfinished} job{'s have' if unfinished > 1 else ' has'} not finished")
