@@ -117,9 +117,11 @@ def damage(run: FaultyRun, kind: str, count: int = 2) -> Row:
   """What is in the folder of a run that was asked to end is damaged; the same command goes on."""
   folder = run.workdir / "checkpoints"
   newest = run.saved()
-  if kind == "truncated files":
-    for file in (folder / str(newest)).rglob("d/*"):  # which of them Orbax reads differs
-      file.write_bytes(file.read_bytes()[:-1])
+  if kind == "truncated file":
+    files = [p for p in (folder / str(newest)).rglob("d/*") if p.is_file()]
+    file = max(files, key=lambda p: p.stat().st_size)
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])  # Orbax may not read the last byte
     words, at = "cannot be read", newest
   elif kind == "missing manifest":
     (folder / str(newest) / MANIFEST).unlink()
@@ -129,7 +131,7 @@ def damage(run: FaultyRun, kind: str, count: int = 2) -> Row:
     (folder / str(at)).mkdir()
     (folder / str(at) / "notes.txt").write_text("mine\n")
     words = "there is no finished checkpoint"
-  expected = run.saved() if kind != "truncated files" else _older(folder, newest)
+  expected = run.saved() if kind != "truncated file" else _older(folder, newest)
   with run.started(count) as group:
     begun = time.monotonic()
     group[0].wait_for("starting ", START)

@@ -81,7 +81,7 @@ def test_a_folder_that_turns_read_only(lab, keep, count):
 def test_damaged_checkpoints_and_a_second_job(lab, keep):
   run = lab.new_run()
   keep(faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, count=1, moment="step"))
-  for kind in ("truncated files", "missing manifest", "junk directory with a step's name"):
+  for kind in ("truncated file", "missing manifest", "junk directory with a step's name"):
     keep(faulty_disks.damage(run, kind, 1))
   keep(faulty_starts.start_a_second_job(run))
   run.finish(1)
