@@ -151,4 +151,18 @@ def report(error: BaseException, path: pathlib.Path | None = None) -> None:
       where = f"the traceback is in {file}"
       break
   reason = f" ({first})" if first else ""
-  say(f"an unexpected error ended this command, {type(error).__name__}{reason}: {where}.")
+  name = f"{type(error).__name__}{reason}{_own_place(error)}"
+  say(f"an unexpected error ended this command, {name}: {where}.")
+
+
+def _own_place(error: BaseException) -> str:
+  """Where in the user's own files below the current folder an error arose; "" if in none."""
+  package = pathlib.Path(__file__).parents[1]
+  with contextlib.suppress(OSError):  # the current folder may be gone
+    here = pathlib.Path.cwd()
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+      file = pathlib.Path(frame.filename).absolute()
+      inside = file.is_relative_to(here) and not file.is_relative_to(package)
+      if inside and "site-packages" not in file.parts and file.exists():
+        return f", in {file.relative_to(here)}, line {frame.lineno}"
+  return ""

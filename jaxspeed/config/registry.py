@@ -18,6 +18,7 @@ import functools
 import inspect
 import itertools
 import textwrap
+import types as python_types
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -82,6 +83,7 @@ scalar = SCALARS = Registry("scalar")
 # Flax modules, by `config.model.name`; filled as the modules of `models/` are imported.
 FAMILIES = Registry("model")
 
+_PLAIN = bool | int | float | str | tuple | None | python_types.EllipsisType
 # Attributes of a module that no user sets, and those that the run sets.
 NO_FIELDS = ("parent", "name", "dtype", "conv_fusion")
 
@@ -126,8 +128,9 @@ def fields_of(module: Any) -> type[Model]:
   types, meanings = typing.get_type_hints(module, include_extras=True), _meanings(module)
   fields: dict[str, Any] = {}
   for each in dataclasses.fields(module):
-    if each.name not in ("classes", *NO_FIELDS):
-      default = ... if each.default is dataclasses.MISSING else each.default
+    default = ... if each.default is dataclasses.MISSING else each.default
+    # A function or a dtype is the module's own choice: no command line or JSON can say it.
+    if each.name not in ("classes", *NO_FIELDS) and isinstance(default, _PLAIN):
       field = pydantic.Field(default, description=meanings.get(each.name))
       fields[each.name] = types[each.name], field
   return pydantic.create_model(module.__name__, __base__=Model, **fields)

@@ -38,7 +38,9 @@ class Optimizer(Group):
   layer_decay: Annotated[kinds.PositiveShare, on.unless("pretrained.freeze", "backbone")] = 1.0
   """factor on the learning rate from a layer to the one before, as timm's --layer-decay: the last
   layer has the whole rate, and the blocks of a ResNet or ViT are layers; 1: none"""
-  momentum: Annotated[kinds.Share, _MOMENTUM, on.unless("optimizer.momentum_segments")] = 0.9
+  momentum: Annotated[kinds.ShareBelowOne, _MOMENTUM, on.unless("optimizer.momentum_segments")] = (
+    0.9
+  )
   """momentum of SGD and LARS"""
   momentum_segments: Annotated[kinds.Segments, _MOMENTUM] = ()
   """momentum over the epochs, written as schedule.segments; replaces momentum"""

@@ -54,6 +54,8 @@ def group_lines(
   that of `Published`.
   """
   fields, batch = config.optimizer, plan.phases[0].batch_size
+  if fields.name not in ("sgd", "muon"):
+    rates_for = ""  # the originals' units are those of SGD
   images, rate_unit, decay_unit = config.proxy.keep or batch, 1.0, 1.0  # the loss is their mean
   if rates_for == "1,024 images":
     rate_unit = 1024 * (1 + 1 / (1 - fields.momentum))

@@ -18,6 +18,7 @@ from jaxspeed.files import dump_json, parse_json, read_bytes, write_atomically
 from jaxspeed.planning.plan import Plan, momenta
 from jaxspeed.records import class_figures
 from jaxspeed.records.meters import NetworkMeter, peak_memory
+from jaxspeed.records.results import Result
 from jaxspeed.records.rows import Row
 from jaxspeed.records.trackers import make_loggers
 from jaxspeed.records.writer import Records
@@ -145,7 +146,7 @@ class EpochReport:
     self.broken = BrokenImages(run)
     self._pace: dict[str, float] = {}  # of the last epoch trained
     for name, make in registry.SCALARS.items():
-      if name in Row.model_fields:
+      if name in {**Row.model_fields, **Result.model_fields}:
         raise UserError(f"the scalar {name!r} has the name of another figure: choose another name.")
       if shape := jax.eval_shape(make, run.feed.carry.state).shape:
         raise UserError(f"the scalar {name!r} is an array of shape {shape}: it must be a number.")

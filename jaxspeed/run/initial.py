@@ -157,7 +157,8 @@ def _source(config: ConfigDict) -> tuple[pathlib.Path, ConfigDict]:
 def _check_continued(config: ConfigDict, class_names: Sequence[str]) -> None:
   """Makes sure that a run can begin with the one at `continue_from`; errors as in `fitted`."""
   folder, stored = _source(config)
-  if rows := [row for row in differences(stored, config) if row.startswith(_ARRAYS)]:
+  rows = [row for row in differences(stored, config) if row.startswith(_ARRAYS)]
+  if rows := [row for row in rows if not row.startswith("config.model.layers:")]:
     raise UserError(
       f"{_FIELD}={folder} is a run of another model, optimizer or average ({listed(rows)}): set "
       "these fields as it has them, or take its weights only, with --config.pretrained.path."

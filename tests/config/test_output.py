@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 
@@ -87,6 +88,15 @@ def test_an_end_is_one_line_without_control_characters(name, code, sentence, tmp
   assert (found, errors) == (code, ["to the end", sentence.replace("{path}", str(path))])
   if path:
     assert path.read_text().rstrip().endswith("KeyError: 'unforeseen'")
+
+
+def test_an_unexpected_error_names_the_line_of_ones_own_file(tmp_path, monkeypatch, capsys):
+  (tmp_path / "mine.py").write_text("def broken():\n  raise KeyError('unforeseen')\n")
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(KeyError) as caught:
+    runpy.run_path("mine.py")["broken"]()
+  output.report(caught.value, tmp_path / "traceback")
+  assert "KeyError ('unforeseen'), in mine.py, line 2: the traceback" in capsys.readouterr().err
 
 
 # A finder that presses Ctrl-C when jaxlib is looked for: jaxlib makes an ImportError of it.

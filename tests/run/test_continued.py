@@ -77,6 +77,11 @@ def test_a_run_that_another_cannot_begin_with_is_refused(finished, cache, tmp_pa
   assert not (tmp_path / "b" / "checkpoints").exists()
 
 
+def test_other_forms_of_the_layers_begin_with_the_same_arrays(finished, cache):
+  config = digits(cache, continue_from=str(finished[0]), **{"model.layers": "plain"})
+  fitted(checks.checked(config.to_dict()), ())
+
+
 def test_that_run_decides_the_sizes_of_the_model_and_no_weights_are_looked_for(finished, cache):
   fields = {"model.width": 8, "pretrained.path": "gone.safetensors"}
   config = digits(cache, continue_from=str(finished[0]), **fields)

@@ -14,6 +14,7 @@ from jaxspeed.config import registry
 
 # Fifteen lines of a model without running statistics, and no name that jaxspeed knows.
 MODEL = """
+from collections.abc import Callable
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxspeed.config import registry
@@ -23,10 +24,11 @@ class Perceptron(nn.Module):
   classes: int
   dtype: type = jnp.float32
   hidden: int = 16
+  act: Callable = nn.relu
 
   @nn.compact
   def __call__(self, images, *, train):
-    x = nn.relu(nn.Dense(self.hidden, name="z")(images.reshape(len(images), -1)))
+    x = self.act(nn.Dense(self.hidden, name="z")(images.reshape(len(images), -1)))
     x = nn.Dropout(0.1, deterministic=not train)(x)
     return nn.Dense(self.classes, name="a")(x)
 """
@@ -138,6 +140,7 @@ def test_logits_are_saved_by_the_number_of_an_image(split, images, written):
   "name, make, sentence",
   [
     ("eval_top1", lambda state: state.step, "the scalar 'eval_top1' has the name of another"),
+    ("stopped_by", lambda state: state.step, "the scalar 'stopped_by' has the name of another"),
     ("all", lambda state: state.key, "the scalar 'all' is an array of shape (2,): it must be"),
   ],
 )
