@@ -1,6 +1,7 @@
 """What a run begins with: new weights, pretrained ones, or all that another run has learned."""
 
 import pathlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,12 +24,8 @@ from jaxspeed.steps.state import Carry, TrainState
 
 _FIELD = "config.continue_from"
 # Fields that decide which arrays a checkpoint holds.
-_ARRAYS = (
-  "config.model.",
-  "config.optimizer.name:",
-  "config.average.kind:",
-  "config.given.model:",
-  "config.given.optimizer:",
+_ARRAYS = re.compile(
+  r"config\.(model\.(?!layers:)|optimizer\.name:|average\.kind:|given\.(model|optimizer):)"
 )
 
 
@@ -157,8 +154,7 @@ def _source(config: ConfigDict) -> tuple[pathlib.Path, ConfigDict]:
 def _check_continued(config: ConfigDict, class_names: Sequence[str]) -> None:
   """Makes sure that a run can begin with the one at `continue_from`; errors as in `fitted`."""
   folder, stored = _source(config)
-  rows = [row for row in differences(stored, config) if row.startswith(_ARRAYS)]
-  if rows := [row for row in rows if not row.startswith("config.model.layers:")]:
+  if rows := [row for row in differences(stored, config) if _ARRAYS.match(row)]:
     raise UserError(
       f"{_FIELD}={folder} is a run of another model, optimizer or average ({listed(rows)}): set "
       "these fields as it has them, or take its weights only, with --config.pretrained.path."
