@@ -1,5 +1,7 @@
 """Runs of jobs with an executor that remembers what it is asked."""
 
+import signal
+
 import pytest
 from fake_jobs import QUICKSTART, fake_executor
 
@@ -10,6 +12,16 @@ from jaxspeed.launch import Run
 def home(tmp_path_factory, monkeypatch):
   """The key that seals jobs is not that of who tests."""
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+
+
+@pytest.fixture(autouse=True)
+def signals():
+  """Those of the tests, again: a supervisor takes signals until its process ends."""
+  numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+  before = {number: signal.getsignal(number) for number in numbers}
+  yield
+  for number, handler in before.items():
+    signal.signal(number, handler)
 
 
 @pytest.fixture
