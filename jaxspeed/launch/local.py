@@ -1,14 +1,17 @@
 """This machine: jobs as processes, each with its own GPUs and cores, started by a worker."""
 
+import contextlib
 import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, NamedTuple
 
+import psutil
 import pydantic
 
 from jaxspeed.cluster.peers import visible_gpus
@@ -22,6 +25,8 @@ from jaxspeed.launch.record import LAUNCHER, Facts, Job
 # In the run's LAUNCHER: locked while the worker lives, with its process; its output; and, with a
 # job's name, locked while any process of the job in place N lives, which inherits the open file.
 WORKER, LOG, PLACE = "worker.lock", "worker.log", "place.{}.lock"
+# Python's arguments for a supervisor, before the job's folder, digest and token.
+SUPERVISE = ["-m", "jaxspeed.launch.supervisor", "local"]
 
 
 class Slot(NamedTuple):
@@ -119,10 +124,14 @@ class Local(Executor):
 
   def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found]:
     living = names_in_places(folder)
-    return {facts.job.name: Found(facts.job.name in living) for facts in jobs}
+    pids = {name: str(each.pid) for name, each in supervisors(folder).items()} if living else {}
+    names = [facts.job.name for facts in jobs]
+    return {name: Found(name in living, pids.get(name, "")) for name in names}
 
   def cancel(self, ids: Sequence[str]) -> None:
-    """Does nothing more: the worker reads what is recorded."""
+    for pid in ids:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(int(pid), signal.SIGTERM)
 
   def warning(self, folder: pathlib.Path) -> str:
     if is_locked(folder / LAUNCHER / WORKER):
@@ -135,6 +144,16 @@ def names_in_places(folder: pathlib.Path) -> set[str]:
   """The names of a run's jobs of which a process lives on this machine."""
   places = filter(is_locked, (folder / LAUNCHER).glob(PLACE.format("*")))
   return {path.read_text() for path in places}
+
+
+def supervisors(folder: pathlib.Path) -> dict[str, psutil.Process]:
+  """The supervisors of a run's jobs on this machine, by the job's name, whoever started them."""
+  run, found = folder.resolve(), {}
+  for process in psutil.process_iter(["cmdline"]):
+    words = process.info["cmdline"] or []
+    if words[1:4] == SUPERVISE and (job := pathlib.Path(words[4])).parent.resolve() == run:
+      found[job.name] = process
+  return found
 
 
 def _visible() -> list[str]:

@@ -7,6 +7,7 @@ processes of a job hold that of their place instead: they outlive a worker that 
 next one waits until the place is free.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -15,12 +16,14 @@ import sys
 import time
 from typing import Any
 
+import psutil
+
 from jaxspeed.config import output
 from jaxspeed.errors import MISTAKE, UserError
 from jaxspeed.files import is_locked, open_locked
 from jaxspeed.launch import runs
 from jaxspeed.launch.executor import executor_of
-from jaxspeed.launch.local import PLACE, Local, Slot, names_in_places
+from jaxspeed.launch.local import PLACE, SUPERVISE, Local, Slot, names_in_places, supervisors
 from jaxspeed.launch.record import LAUNCHER, Facts, named
 
 _POLL = 0.3  # seconds between two looks
@@ -69,8 +72,11 @@ class Worker:
 
   def _pass_on(self, number: int, _: Any) -> None:
     self._told_to_end = True
-    for _, process in self._supervisors.values():
-      process.send_signal(number)
+    own = dict(self._supervisors.values())
+    # A worker that was killed may have left others. One of its own may not have its name yet.
+    for process in (supervisors(self._run) | own).values():
+      with contextlib.suppress(psutil.Error):
+        process.send_signal(number)
 
   def _waiting(self, jobs: list[Facts]) -> list[Facts]:
     """The jobs that may be started now."""
@@ -118,9 +124,8 @@ class Worker:
       if hasattr(os, "sched_setaffinity"):  # not on macOS
         os.sched_setaffinity(0, slot.cores)
       gpus = {} if slot.gpus is None else {"CUDA_VISIBLE_DEVICES": slot.gpus}
-      words = ["local", str(facts.folder), facts.job.digest, facts.token]
       process = subprocess.Popen(
-        [sys.executable, "-m", "jaxspeed.launch.supervisor", *words],
+        [sys.executable, *SUPERVISE, str(facts.folder), facts.job.digest, facts.token],
         env=os.environ | gpus,
         pass_fds=(descriptor,),
       )

@@ -235,6 +235,19 @@ def test_what_saves_after_a_cancellation_keeps_its_place(run):
   assert run.wait_for_end() == {"a": "cancelled", "b": "done"}
 
 
+def test_jobs_of_a_killed_worker_are_cancelled_and_get_the_signals_of_the_next(run):
+  run.start({name: ["wait", "done"] for name in "abc"}, parallel=2)
+  run.wait("a", "b")
+  run.kill_worker()
+  assert run.submitted.cancel(["a"]) == ["a"]
+  wait_until(lambda: run.events("saved") == [["a"]], 60, "a saves")
+  run.resume()
+  run.wait("c")
+  os.kill(run.worker, signal.SIGTERM)
+  wait_until(lambda: sorted(run.events("saved")) == [["a"], ["b"], ["c"]], 60, "b and c save")
+  assert run.wait_for_end()["a"] == "cancelled"
+
+
 def test_other_workers_take_over_what_killed_ones_left(run, monkeypatch):
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
   plan = {name: ["wait", "done"] for name in "abcd"}
