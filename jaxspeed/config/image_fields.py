@@ -32,7 +32,14 @@ class Data(Group):
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
   a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or a .csv file with the
   columns file, label and perhaps split (docs/data.md)"""
-  hold_out: Annotated[kinds.PositiveShare, _READ] = 0.1
+  hold_out: Annotated[
+    kinds.PositiveShare,
+    _READ,
+    on.When(
+      lambda c: c["data.path"] or c["given.data"] or c["tune_on"] == "validation",
+      "this data set has evaluation images of its own; set --config.tune_on=validation too",
+    ),
+  ] = 0.1
   """share of each class held out for evaluation where the data have no split of their own or
   tune_on=validation; chosen by file names or pixels, the same in every run; 1, for evaluate: all
   images are evaluated"""

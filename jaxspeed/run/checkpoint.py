@@ -198,7 +198,10 @@ def _find(
     if step in (None, int(path.name)):
       try:
         found = load_manifest(path)
-        return found, _read(path, found["arrays"], wanted, partial)
+        arrays = _read(path, found["arrays"], wanted, partial)
+        if fault:
+          _log.warning("the checkpoint of step %s is used", path.name)
+        return found, arrays
       except ValueError as error:
         fault = f"{path}: {error}"
         _log.warning("checkpoint %s is passed over: %s", path, error)
@@ -207,9 +210,7 @@ def _find(
     fault = fault or f"{home / str(step)}: there is no finished checkpoint"
     raise UserError(f"{fault}; steps there: {others}.")
   if fault:
-    raise UserError(
-      f"{fault}; there is no other checkpoint that is whole: move {home} away to train afresh."
-    )
+    raise UserError(f"{fault}; no other checkpoint is whole: move {home} away to train afresh.")
   return None
 
 

@@ -54,6 +54,7 @@ quickstart | optimizer.lars_eta=0.1 | for config.optimizer.name=lars | optimizer
 quickstart | optimizer.momentum=0.8 optimizer.name=adamw | not for config.optimizer.name=adamw |
 finetune | optimizer.layer_decay=0.7 pretrained.freeze=backbone | not for config.pretrained.freeze=backbone | pretrained.freeze=stage2
 finetune | stop_at_target=True | set --config.target too | target=0.9
+quickstart | data.hold_out=0.2 | evaluation images of its own | tune_on=validation
 quickstart | augment.min_scale=0.5 | for config.data.feed=stream |
 quickstart | augment.cutmix=3 | set --config.augment.cutmix_epochs too |
 quickstart | augment.cutmix_epochs=1.0 | set --config.augment.cutmix too | augment.cutmix=3
