@@ -7,9 +7,9 @@
         --batch_size=40 --config.allreduce.group_mb=4
 
 The first command runs steps on the devices of this machine, on noise, under JAX's profiler. Classes
-are those of `kernels.CLASSES`; "gaps" is the time in which no kernel ran. A GPU uses no command
-buffers here, in which a profile names no kernels (on an H200 none of the optimizer's), so gaps are
-longer than in a run; kernels are not.
+are those of `kernels.CLASSES`; "gaps" is the time in which no kernel ran that has a
+name. A GPU uses no command buffers here: with them, the profile of an H200 left out half of the
+kernels of cifar10.py, all of its optimizer's among them. So gaps are longer than in a run.
 
 With --for nothing runs: the step is compiled for GPUs that are not there (which needs JAX's CUDA
 plugin, but no GPU), and each class lists its kernels and the bytes that they read and write; bytes

@@ -1,4 +1,4 @@
-"""Devices, hosts and networks, with published rates."""
+"""Devices, hosts and networks, with published rates and one that was measured here."""
 
 import dataclasses
 from typing import Any
