@@ -9,7 +9,7 @@ from mkdocs.structure.files import File
 ROOT = pathlib.Path(__file__).parents[1]
 _API = {
   "jaxspeed": "recipe fit load Arrays Run UserError",
-  "jaxspeed.launch": "Run Local Slurm Sky grid sample uniform log_uniform",
+  "jaxspeed.launch": "Run Local Slurm Sky grid",
 }
 _README_LINK = re.compile(r"\]\((?!https?:)(docs/)?")
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")

@@ -24,14 +24,14 @@ from jaxspeed.errors import UserError
 from jaxspeed.launch import runs, state
 from jaxspeed.launch.executor import KINDS, Executor, Found
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.record import LAUNCHER, RECORD, Event, Facts, Job, Request, add_line, named
+from jaxspeed.launch.record import LAUNCHER, RECORD, Event, Facts, Job, add_line, named
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
 NOW = 1_800_000_000
 TOKEN = "5b0f"
-SUBMITTED = (Request(NOW - 7200, "submit", [], TOKEN),)
-CANCELLED = Request(NOW - 60, "cancel", [])
+SUBMITTED = (Event(NOW - 7200, "submit", TOKEN),)
+CANCELLED = Event(NOW - 60, "cancel")
 
 
 def event(what: str, ago: float = 3600, restart: int = 0, detail: str = "", **more: Any) -> Event:
@@ -51,7 +51,7 @@ def write_job(
   run: pathlib.Path,
   name: str = "a",
   *,
-  requests: Sequence[Request] = SUBMITTED,
+  requests: Sequence[Event] = SUBMITTED,
   notes: Sequence[Event] = (),
   tasks: Mapping[int, Sequence[Event]] | None = None,
   logs: Mapping[str, str] | None = None,

@@ -9,10 +9,10 @@ run.start(detach=True)
 print(Run.load("runs/lr-sweep").status())
 """
 
-from jaxspeed.launch.grid import grid, log_uniform, sample, uniform
+from jaxspeed.launch.grid import grid
 from jaxspeed.launch.local import Local
 from jaxspeed.launch.run import Run
 from jaxspeed.launch.sky import Sky
 from jaxspeed.launch.slurm import Slurm
 
-__all__ = ["Local", "Run", "Sky", "Slurm", "grid", "log_uniform", "sample", "uniform"]
+__all__ = ["Local", "Run", "Sky", "Slurm", "grid"]

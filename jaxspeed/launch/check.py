@@ -72,15 +72,11 @@ def _check_memory(plan: Plan, executor: Executor, config: ConfigDict) -> None:
   device = DEVICES.get(executor.accelerator().lower().replace("-", "_"))
   if device is None:
     return
-  work, devices = work_of(config), executor.devices()
   for phase in plan.phases:
-    needed = work.memory_gb(config, plan, phase, devices)
+    needed = work_of(config).memory_gb(config, plan, phase, executor.devices())
     if needed > device.memory_gb:
-      images = phase.batch_size / devices / config.accumulate
-      times = -(-needed // device.memory_gb)
       raise UserError(
-        f"config.batch_size={phase.batch_size}: {images:.0f} images of {phase.image_size} px need "
-        f"{needed:.0f} GB on each of {devices} GPUs ({executor.accelerator()}, "
-        f"{device.memory_gb:g} GB): set "
-        f"accumulate={config.accumulate * times:.0f}, or use more GPUs."
+        f"config.batch_size={phase.batch_size} at {phase.image_size} px needs {needed:.0f} GB on "
+        f"each GPU, and {executor.accelerator()} has {device.memory_gb:g}: raise "
+        f"config.accumulate={config.accumulate}, or use more GPUs."
       )

@@ -166,7 +166,8 @@ def _results(folder: pathlib.Path, names: list[str]) -> None:
   jobs = runs.read_jobs(folder, names)
   found = results.results_of(jobs, str(_flag("metric")))
   if _flag("json"):
-    print(dump_json(to_json(results.as_json(found)), indent=1))
+    rows = {"jobs": found, "over_seeds": results.groups_of(found)}
+    print(dump_json(to_json(rows), indent=1))
   else:
     print(results.results_table(found, len(jobs) - len(found)))
 

@@ -1,10 +1,10 @@
 """A run of many jobs as files: what was submitted, what was asked, and what happened since.
 
 `RUN/run.json` holds all jobs of a run, and is replaced as a whole (`RunFile`). `RUN/.launch/` holds
-  requests.jsonl  what was asked: submissions and cancellations (`Request`)
+  requests.jsonl  what was asked: submissions and cancellations (`Event`)
   lock            held while a command changes the run
 Where a job runs, its supervisor writes into `RUN/JOB/launch/`
-  job.jsonl       what happened: starts and ends (`Event`)
+  job.jsonl       what happened: starts and ends
   tasks/N.jsonl   the same of task N, with its exit codes
   logs/           the output of each task, and of the batch script
 A job's command is made from its record and never stored.
@@ -16,18 +16,22 @@ import hashlib
 import os
 import pathlib
 import re
+import signal
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import pydantic
 
 from jaxspeed.config.checks import to_flags
+from jaxspeed.errors import LOST_PEER, REQUEUE
 from jaxspeed.files import append_line, dump_json, parse_json, read_bytes, read_json
 
 RUN_FILE = "run.json"
 LAUNCHER = ".launch"  # the folder of the launcher's own files in a run's folder
 RECORD = "launch"  # and in a job's
 FORMAT: Literal[3] = 3
+ENDED_BY_OTHERS = 128 + signal.SIGTERM  # srun ends a task because another one has ended
+_EMPTY = ("", None, ())  # fields that a line leaves out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,35 +96,20 @@ class RunFile:
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-  """A line of requests.jsonl.
-
-  Attributes:
-    time: Unix time.
-    what: "submit", before a scheduler is asked, or "cancel".
-    jobs: the names of the jobs, in the order of the submission.
-    token: the name of the submission.
-  """
-
-  time: float
-  what: str
-  jobs: list[str]
-  token: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Event:
-  """A line of a job's record.
+  """A line of a record.
 
   Attributes:
     time: Unix time on the host that wrote it.
-    what: a job is "started", "requeued", "failed" or "done"; a task is "started" or "ended".
+    what: of a request "submit", before a scheduler is asked, or "cancel"; a job is "started",
+      "requeued", "failed" or "done"; a task is "started" or "ended".
     token: the name of the submission that it belongs to.
     restart: how often the job was restarted before.
     where: the host or hosts.
     detail: of a start, the scheduler's id; of a job's end, the reason.
     code: of an end, the exit code.
     progress: of a requeued job, its newest checkpoint (`progress_of`).
+    jobs: of a request, the names of its jobs, in the order of the submission.
   """
 
   time: float
@@ -131,6 +120,7 @@ class Event:
   detail: str = ""
   code: int | None = None
   progress: str = ""
+  jobs: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,11 +138,11 @@ class Facts:
   folder: pathlib.Path
   job: Job
   is_own: bool
-  requests: Sequence[Request]
+  requests: Sequence[Event]
   notes: Sequence[Event]
 
   @property
-  def submission(self) -> Request | None:
+  def submission(self) -> Event | None:
     """The last submission; None: there was none."""
     return next((r for r in reversed(self.requests) if r.what == "submit"), None)
 
@@ -227,19 +217,16 @@ def read_run_file(folder: pathlib.Path) -> RunFile | None:
 
 def read_notes(folder: pathlib.Path, name: str = "job") -> list[Event]:
   """What happened to a job, or as "tasks/N" to its task N, in order."""
-  return read_lines(folder / RECORD / f"{name}.jsonl", Event)
+  return read_lines(folder / RECORD / f"{name}.jsonl")
 
 
-_Line = TypeVar("_Line", Request, Event)
-
-
-def read_lines(path: pathlib.Path, kind: type[_Line]) -> list[_Line]:
+def read_lines(path: pathlib.Path) -> list[Event]:
   """The lines of a record; damaged ones, and a last one that was cut off, do not count."""
   found = []
   with contextlib.suppress(FileNotFoundError, ValueError):
     for line in read_bytes(path).rpartition(b"\n")[0].splitlines():
       with contextlib.suppress(TypeError, ValueError):
-        found.append(kind(**parse_json(line, kind)))
+        found.append(Event(**parse_json(line, Event)))
   return found
 
 
@@ -248,14 +235,23 @@ def ends_of(folder: pathlib.Path, token: str, restart: int) -> dict[int, int]:
   found = {}
   for path in (folder / RECORD / "tasks").glob("*.jsonl"):
     if re.fullmatch(r"\d{1,7}", path.stem):
-      for event in read_lines(path, Event):
+      for event in read_lines(path):
         own = (event.what, event.token, event.restart) == ("ended", token, restart)
         if own and event.code is not None:
           found[int(path.stem)] = event.code
   return dict(sorted(found.items()))
 
 
-def add_line(path: pathlib.Path, line: Request | Event) -> None:
+def culprit(ends: Mapping[int, int]) -> int | None:
+  """The number of the task that failed first, by the exit codes of all; None if none did."""
+  failed = [number for number, code in ends.items() if code not in (0, REQUEUE)]
+  # A mistake or an error ended the others, which lost it or were killed.
+  order = {ENDED_BY_OTHERS: 3, LOST_PEER: 2}
+  ranks = {number: order.get(ends[number], ends[number] >= 128) for number in failed}
+  return min(failed, key=lambda number: (ranks[number], number), default=None)
+
+
+def add_line(path: pathlib.Path, line: Event) -> None:
   """Appends a line to a record, without its empty fields.
 
   Raises:
@@ -263,7 +259,7 @@ def add_line(path: pathlib.Path, line: Request | Event) -> None:
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   values = dataclasses.asdict(line)
-  append_line(path, dump_json({name: values[name] for name in values if values[name] != ""}))
+  append_line(path, dump_json({name: each for name, each in values.items() if each not in _EMPTY}))
 
 
 def progress_of(folder: pathlib.Path) -> str:

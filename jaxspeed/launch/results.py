@@ -98,8 +98,3 @@ def results_table(results: Sequence[Row], unfinished: int) -> str:
   if unfinished:
     parts.append(f"{unfinished} job{'s have' if unfinished > 1 else ' has'} not finished")
   return "\n".join(parts)
-
-
-def as_json(results: Sequence[Row]) -> Row:
-  """Results and groups, for `to_json`."""
-  return {"jobs": [*results], "over_seeds": groups_of(results)}

@@ -32,9 +32,9 @@ from jaxspeed.launch.record import (
   FORMAT,
   LAUNCHER,
   RUN_FILE,
+  Event,
   Facts,
   Job,
-  Request,
   add_line,
   link_in,
   named,
@@ -147,8 +147,8 @@ def jobs_of(folder: pathlib.Path) -> list[Facts] | None:
   if (found := read_run_file(folder)) is None:
     return None
   is_own = found.seal == seal_of([dataclasses.asdict(job) for job in found.jobs])
-  requests: dict[str, list[Request]] = {}
-  for line in read_lines(folder / LAUNCHER / REQUESTS, Request):
+  requests: dict[str, list[Event]] = {}
+  for line in read_lines(folder / LAUNCHER / REQUESTS):
     for name in line.jobs:
       requests.setdefault(name, []).append(line)
   return [
@@ -180,7 +180,7 @@ def request(folder: pathlib.Path, what: str, jobs: Sequence[Facts], token: str =
   Raises:
     OSError: it cannot be written.
   """
-  line = Request(time.time(), what, [facts.job.name for facts in jobs], token)
+  line = Event(time.time(), what, token, jobs=[facts.job.name for facts in jobs])
   add_line(folder / LAUNCHER / REQUESTS, line)
 
 

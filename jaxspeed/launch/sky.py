@@ -42,18 +42,14 @@ class Sky(Executor):
 
   accelerators: _Accelerators = ""
   """kind of GPU and how many on each node, as in H100:8; '': none, the job trains on CPUs"""
-  cpus: Line = ""
-  """CPUs of each node, as in 4 or 4+; '': SkyPilot's default"""
   nodes: Count = 1
   """machines of one job; one process on each drives all its GPUs"""
   infra: Line = ""
   """where, as in aws, gcp/us-central1 or k8s; '': where SkyPilot finds the machines cheapest"""
   use_spot: bool = False
   """whether the machines may be taken away at any time, at a lower price"""
-  image: Line = ""
-  """image of the machines, as in docker:nvcr.io/nvidia/jax:25.10-py3; '': SkyPilot's default"""
-  disk_size: Annotated[int, Field(ge=0, le=65_536)] = 0
-  """disk of each machine in GB; 0: SkyPilot's default"""
+  resources: dict[str, str | int] = {}
+  """what else SkyPilot's `resources` take, as in {"cpus": "4+", "disk_size": 500}"""
   mounts: Annotated[
     dict[_Path, str],
     Says(
@@ -101,11 +97,8 @@ class Sky(Executor):
     machine = {
       "infra": self.infra,
       "accelerators": self.accelerators,
-      "cpus": self.cpus,
       "use_spot": self.use_spot,
-      "image_id": self.image,
-      "disk_size": self.disk_size,
-    }
+    } | self.resources
     # After other codes, those of mistakes and faults, another start would do the same.
     recovery = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [REQUEUE, LOST_PEER]}
     # MOUNT_CACHED: written on the machine's disk, and uploaded from there.

@@ -11,10 +11,9 @@ from typing import Any
 from jaxspeed.config import output
 from jaxspeed.errors import UserError, plural, printable
 from jaxspeed.files import read_bytes
-from jaxspeed.launch.decision import culprit
 from jaxspeed.launch.executor import Found, executor_of
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.record import RECORD, Facts
+from jaxspeed.launch.record import RECORD, Facts, culprit
 from jaxspeed.records.durations import duration
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
@@ -225,12 +224,8 @@ def _progress(facts: Facts) -> dict[str, Any]:
   last, metric = rows[-1], f"eval_{facts.job.metric}"
   known = [float(row[metric]) for row in rows if row.get(metric) is not None]
   found = {"epoch": float(last["epoch"]), "accuracy": known[-1] if known else None}
-  timed = [row for row in rows if row.get("train_seconds") is not None]
-  # From the start of the run, or the first of several rows, which leaves out how the run began.
-  start = timed[0] if len(timed) > 1 else {"train_seconds": 0.0, "epoch": 0.0}
-  if len(folders) == 1 and timed and (epochs := timed[-1]["epoch"] - start["epoch"]) > 0:
-    pace = (timed[-1]["train_seconds"] - start["train_seconds"]) / epochs
-    pace += last.get("eval_seconds") or 0.0
+  if len(folders) == 1 and last["epoch"] and (seconds := last.get("train_seconds")):
+    pace = seconds / last["epoch"] + (last.get("eval_seconds") or 0.0)
     found["remaining"] = max(0.0, facts.job.epochs - last["epoch"]) * pace
   return found
 

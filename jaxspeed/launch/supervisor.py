@@ -6,11 +6,12 @@
   python -m jaxspeed.launch.supervisor task JOB DIGEST TOKEN RESTART    # each of its tasks
   python -m jaxspeed.launch.supervisor sbatch --workdir=...   # train.sbatch: a job without a sweep
 
-JOB is a job's folder, DIGEST that of its record, TOKEN its submission. `decision.decide` says what
-follows an end.
+JOB is a job's folder, DIGEST that of its record, TOKEN its submission. `decide` has the one rule of
+all executors by which jobs restart.
 """
 
 import contextlib
+import itertools
 import os
 import pathlib
 import signal
@@ -19,17 +20,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO
+from typing import IO, NamedTuple
 
 from jaxspeed.config import output
 from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE, UserError
-from jaxspeed.launch.decision import Verdict, decide
 from jaxspeed.launch.executor import Executor, executor_of
 from jaxspeed.launch.record import (
+  ENDED_BY_OTHERS,
   RECORD,
   Event,
   Job,
   add_line,
+  culprit,
   ends_of,
   progress_of,
   read_notes,
@@ -38,6 +40,57 @@ from jaxspeed.launch.record import (
 
 _OTHERS = 3.0  # seconds within which the records of other machines are seen
 _PASSED: dict[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGUSR1)}
+
+
+class Verdict(NamedTuple):
+  """What follows the end of a job's start: "done", "requeued" or "failed", the code, and why."""
+
+  what: str
+  code: int
+  reason: str
+
+
+def decide(
+  folder: pathlib.Path,
+  token: str,
+  restart: int,
+  code: int,
+  *,
+  max_restarts: int,
+) -> Verdict:
+  """What follows the end of a start, the restart of that number of a job's submission.
+
+  Args:
+    code: the exit code of what ran the tasks, which themselves noted theirs.
+    max_restarts: how often a job is restarted without a new checkpoint.
+  """
+  if (folder / "result.json").exists():
+    return Verdict("done", 0, "")
+  ends = ends_of(folder, token, restart)
+  first = culprit(ends)
+  if first is not None:
+    code = ends[first]
+    if code in (LOST_PEER, ENDED_BY_OTHERS) and REQUEUE in ends.values():
+      code = REQUEUE  # it lost a task that had saved
+  elif code == 0 and ends:
+    code = max(ends.values())
+  task = f"task {first}: " if len(ends) > 1 and first is not None else ""
+  if code not in (0, REQUEUE, LOST_PEER) and code < 128:
+    return Verdict("failed", code, f"{task}ended with exit code {code}")
+  if code >= 128 and code != ENDED_BY_OTHERS:
+    reason = f"{task}killed by signal {code - 128}"
+  else:
+    reasons = {0: "saved after SIGTERM, not finished", REQUEUE: "saved, to be started again"}
+    reason = reasons.get(code, "a process was lost")
+  # A job that gets on may be interrupted as often as it likes.
+  now = progress_of(folder)
+  earlier = [note for note in reversed(read_notes(folder)) if note.restart < restart]
+  before = [note.progress for note in earlier if (note.token, note.what) == (token, "requeued")]
+  in_vain = len([*itertools.takewhile(lambda progress: progress == now, before)])
+  if in_vain >= max_restarts:
+    times = f"{in_vain} restarts without a new checkpoint"
+    return Verdict("failed", code or 1, f"{reason}; not restarted after {times}")
+  return Verdict("requeued", code, reason)
 
 
 class Start:
@@ -252,14 +305,8 @@ def sky(job: Job, token: str, executor: Executor) -> int:
   # A notice that the machine goes away makes all processes save and leave with REQUEUE.
   passed = dict.fromkeys(_PASSED, int(signal.SIGUSR1))
   with start.log(rank) as log:
-    # Its output is SkyPilot's too; what copies it outlives signals to all processes.
-    copy = ["bash", "-c", "trap '' TERM USR1 INT HUP; exec tee -a \"$0\"", str(log.name)]
-    tee = subprocess.Popen(copy, stdin=subprocess.PIPE, bufsize=0)
-    command = job.command(executor.python)
-    code = start.run(rank, command, tee.stdin, passed=passed, variables=own)
-    tee.stdin.close()  # type: ignore[union-attr]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      tee.wait(5)  # what the trainer left in the background may hold the pipe
+    print(f"{job.name}: its output is in {log.name}", flush=True)
+    code = start.run(rank, job.command(executor.python), log, passed=passed, variables=own)
   deadline = time.monotonic() + _OTHERS
   while len(ends_of(folder, token, restart)) < len(ips) and time.monotonic() < deadline:
     time.sleep(0.1)

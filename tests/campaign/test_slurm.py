@@ -174,13 +174,3 @@ def test_a_mistake_of_one_process_is_not_tried_again(slurm, programs, tmp_path):
   assert (
     "config.json is of format None" in run.job.printed and "run: failed: task" in run.job.printed
   )
-
-
-def test_a_limit_on_restarts(slurm, programs, tmp_path):
-  slurm.variables["MAX_RESTARTS"] = "0"
-  run = Run(slurm, programs, tmp_path)
-  del slurm.variables["MAX_RESTARTS"]
-  run.wait_for_a_checkpoint()
-  os.kill(run.job.tasks()[0], signal.SIGKILL)
-  assert run.wait_for_end() == "FAILED" and run.job.field("ExitCode") == "137:0"
-  assert "not restarted after 0 restarts without a new checkpoint" in run.job.printed

@@ -37,24 +37,19 @@ def no_scheduler(monkeypatch):
     monkeypatch.delenv(name, raising=False)
 
 
-def test_incarnations_count_up(tmp_path):
+def test_incarnations_count_up_and_a_second_taker_is_refused(tmp_path):
   for number in (1, 2, 3):
     with contextlib.closing(FolderLock(tmp_path)) as lock:
       assert lock.incarnation == number
+      with pytest.raises(
+        UserError, match=rf"is in use by start {number} of its run \(process \d+ "
+      ):
+        FolderLock(tmp_path)
       owner = read_owner(tmp_path)
       assert owner is not None and (owner.pid, owner.released) == (os.getpid(), False)
       lock.check()
     owner = read_owner(tmp_path)
     assert owner is not None and owner.released
-
-
-def test_a_second_taker_is_refused_while_the_first_lives(tmp_path):
-  with contextlib.closing(FolderLock(tmp_path)):
-    with pytest.raises(UserError, match=r"is in use by start 1 of its run \(process \d+ on "):
-      FolderLock(tmp_path)
-    before = read_owner(tmp_path)
-  assert before is not None and before.incarnation == 1
-  FolderLock(tmp_path).close()
 
 
 def test_who_was_killed_holds_nothing(tmp_path):
@@ -166,17 +161,12 @@ def test_a_lost_or_damaged_owner_file_ends_nobody(tmp_path):
   assert read_owner(tmp_path) is None
 
 
-def test_a_start_that_stands_still_inside_a_short_lock(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch):
   monkeypatch.setattr(lock_lib, "_SHORT", 0.2)
+  # A start that stands still inside a short lock.
   with contextlib.closing(FolderLock(tmp_path)) as lock, lock.writing():
-    with (
-      pytest.raises(UserError, match="is locked by a process that hangs"),
-      lock.writing(),
-    ):
+    with pytest.raises(UserError, match="is locked by a process that hangs"), lock.writing():
       pytest.fail("two in one lock")
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
   with pytest.raises(UserError, match="cannot be locked for this run .No such file or directory"):
     FolderLock(tmp_path / "none")
 
@@ -185,7 +175,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
   "environment, expected",
   [
     ({}, ("", 0)),
-    ({"SLURM_JOB_ID": "12"}, ("Slurm job 12", 0)),
     ({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, ("Slurm job 12", 3)),
     ({"JOBSET_NAME": "a", "JOBSET_RESTART_ATTEMPT": "2"}, ("JobSet a", 2)),
     ({"SKYPILOT_TASK_ID": "b", "JAXSPEED_RESTARTS": "1"}, ("SkyPilot job b", 1)),

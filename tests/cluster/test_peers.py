@@ -83,11 +83,8 @@ def test_an_indexed_job_of_kubernetes():
     "JOB_COMPLETION_INDEX": "3",
   }
   peers = find_peers(environment=environment)
-  assert (peers.coordinator, peers.processes, peers.process) == (
-    "train-worker-0-0.train:62000",
-    4,
-    3,
-  )
+  assert (peers.coordinator, peers.processes) == ("train-worker-0-0.train:62000", 4)
+  assert peers.process == 3
   assert find_peers(environment=environment | {"JAX_PROCESS_ID": "1"}).process == 1
 
 
@@ -130,12 +127,14 @@ def test_gpus_are_shared_out_among_the_processes_of_a_host():
 
 
 @pytest.mark.parametrize("variables, name", NUMBERS)
-# int() takes "２" and "1_0" for numbers.
-@pytest.mark.parametrize("value", ["-1", "1.5", "２", "1_0", 5000 * "9"])
-def test_a_variable_that_is_no_number_is_named(variables, name, value):
-  with pytest.raises(UserError, match=name) as caught:
-    find_peers("node1:62000", environment=variables | {name: value})
-  assert "\n" not in str(caught.value)
+def test_a_variable_that_is_no_number_is_named(variables, name):
+  # int() takes "２" and "1_0" for numbers.
+  for value in ("-1", "1.5", "２", "1_0", 5000 * "9"):
+    with pytest.raises(UserError, match=name) as caught:
+      find_peers("node1:62000", environment=variables | {name: value})
+    assert "\n" not in str(caught.value)
+  with pytest.raises(UserError, match="JOBSET_RESTART_ATTEMPT=１ is no number: set it to one, or"):
+    job_of({"JOBSET_NAME": "a", "JOBSET_RESTART_ATTEMPT": "１"})
 
 
 @pytest.mark.parametrize("host", ["a..b", 70 * "x"])
@@ -143,9 +142,3 @@ def test_a_name_that_no_host_can_have_is_a_sentence_at_once(host):
   peers = Peers(f"{host}:62000", 2, 0, None, 0, "the flags")
   with pytest.raises(UserError, match="it is no name of a host"):
     processes.connect(peers, heartbeat_seconds=10)
-
-
-def test_a_count_of_restarts_that_is_no_number_is_named():
-  words = "JOBSET_RESTART_ATTEMPT=１ is no number: set it to one, or unset it"
-  with pytest.raises(UserError, match=words):
-    job_of({"JOBSET_NAME": "a", "JOBSET_RESTART_ATTEMPT": "１"})

@@ -72,11 +72,7 @@ def launch(*arguments, code=0):
 
 MISTAKES = [
   ("", "'' is not a command: write one of submit, status, logs, cancel, retry, resume, results,"),
-  ("state", "'state' is not a command: write one of submit, status"),
   ("status --follow", "--follow has no effect with status; see --help."),
-  ("results --all", "--all has no effect with results; see --help."),
-  ("cancel --failed a", "--failed has no effect with cancel; see --help."),
-  ("script slurm --json", "--json has no effect with script; see --help."),
   ("status --config.seed=3", "--config.seed has no effect with status: only submit takes"),
   ("script", "script needs one of slurm, kubernetes: see --help."),
   ("script slurm --nodes=3", "script slurm takes no --nodes and no --gpus: sbatch does."),
@@ -85,7 +81,6 @@ MISTAKES = [
   ("logs {run}/c", "{run}/c has no log yet: it has not started."),
   ("cancel {run}", "name jobs, or ask for all: cancel --all"),
   ("cancel {run}/c {other}/a", "{other}/a belongs to another run than the first one: name one"),
-  ("retry {run}", "name jobs, or ask for all: cancel --all, retry --failed"),
   ("retry {run}/a", "{run}/a is done: only failed jobs are retried."),
   ("status {run}/x", "{run} has no job x: it has a, b, c and 1 more."),
   ("resume {run}", "{run} has no jobs of this machine: its scheduler starts them by itself"),
@@ -94,9 +89,7 @@ MISTAKES = [
   ("submit none.py", "none.py: there is no such file."),
   ("submit {sweep} --config.batch_size=101", "2 of 2 jobs cannot run, and nothing was submitted"),
   ("submit {sweep} --config.lr=0.1", "the config has no field lr: did you mean schedule.peak?"),
-  ("submit {sweep} --config.epochs=many", "config.epochs='many': it must be a number"),
   ("submit {sweep} --config.seed=5", "config.seed is set by the job quickstart_seed=0 itself"),
-  ("submit {sweep} --config=a.py", "--config is not a flag; see --help for the flags."),
   ("submit {sweep} --root=gs://b", "root='gs://b' is no local folder"),
   ("submit {sweep} --root=a\nb", "has characters that no script can name"),
 ]
@@ -121,7 +114,6 @@ def test_mistakes_change_nothing(run, sweep, fake, tmp_path, monkeypatch, words,
     ("", "sweep.py defines no function sweep() that returns a Run of jaxspeed.launch."),
     ("def sweep(): pass", "sweep() must return a Run of jaxspeed.launch, and not None."),
     ("def sweep(): return 1 / 0", "ZeroDivisionError"),
-    ("def sweep(:", "sweep.py"),
   ],
 )
 def test_files_that_define_no_sweep(tmp_path, text, message):
@@ -163,38 +155,29 @@ def test_submit(fake, sweep, tmp_path):
 # Looking
 
 
-def test_status(run, monkeypatch):
+def test_status(run, fake, monkeypatch):
   lines = launch("status", run).splitlines()
-  assert [line.split()[:2] for line in lines[1:5]] == [
-    ["a", "done"],
-    ["b", "failed"],
-    ["c", "running"],
-    ["d", "pending"],
-  ]
+  assert [line.split()[0] for line in lines[1:5]] == [*"abcd"]
   assert lines[5:] == [
     "4 jobs: 1 done, 1 failed, 1 pending, 1 running",
     "b failed (exit code 1): a task ended with exit code 1",
     "  zero",
   ]
-  monkeypatch.chdir(run)
-  assert launch("status").splitlines() == lines
-  assert launch("status", "b", "./d").splitlines()[3] == "2 jobs: 1 failed, 1 pending"
   assert launch("status", run, "d").splitlines()[2] == "1 job: 1 pending"
-
-
-def test_status_as_json(run, fake):
+  monkeypatch.chdir(run)
+  assert launch("status", "b", "./d").splitlines()[3] == "2 jobs: 1 failed, 1 pending"
   fake.said = None
   found = json.loads(launch("status", run, "--json"))
-  assert [job["name"] for job in found["jobs"]] == [*"abcd"]
   job = found["jobs"][2]
-  assert (job["state"], job["epoch"], job["accuracy"], job["id"]) == ("running", 3.0, 0.25, "")
-  assert job["folder"] == str(run / "c") and found["jobs"][1]["last_lines"] == ["zero"]
-  assert found["notes"] == ["fake does not answer: the states are those that the jobs wrote last"]
+  assert (job["name"], job["state"], job["epoch"], job["id"]) == ("c", "running", 3.0, "")
+  assert job["folder"] == str(run / "c") and len(found["notes"]) == 1
 
 
 def test_logs(run):
   assert launch("logs", run / "b") == "zero\n"
   assert launch("logs", run, "b", "--task=1") == "one\n"
+  # One that has ended is not waited for.
+  assert launch("logs", run / "b", "--follow") == "zero\n"
   # A job that could not start its tasks has only the log of its script.
   assert launch("logs", run / "d") == "the script\n"
   # A log may be a stranger's.
@@ -231,12 +214,6 @@ def test_a_log_is_followed_until_the_job_ends(run, fake, monkeypatch):
   assert [ask for ask in fake.asked if ask[0] == "states"] == [("states", "c")] * 2
 
 
-def test_the_log_of_a_job_that_has_ended_is_not_waited_for(run):
-  assert launch("logs", run / "b", "--follow") == "zero\n"
-  (run / "b" / "launch" / "logs" / "0.log").unlink()
-  assert launch("logs", run / "b", "-f") == ""
-
-
 def test_results(run):
   lines = launch("results", run).splitlines()
   assert lines[1].split()[:3] == ["a", "95.00", "%"] and lines[-1] == "3 jobs have not finished"
@@ -259,7 +236,7 @@ def test_tensorboard(run, tmp_path, monkeypatch):
 
 def test_scripts():
   assert launch("script", "slurm") == (FILES / "train.sbatch").read_text()
-  assert launch("script", "kubernetes") == jobset()
+  assert launch("script", "kubernetes", "--nodes=3") == jobset(3)
 
 
 # Changing
@@ -299,6 +276,12 @@ def test_resume(stopped):
   assert "retry --failed starts what failed again" in launch("resume", stopped)
 
 
+def test_resume_beside_a_worker_starts_no_other(stopped):
+  with lock_elsewhere(stopped / ".launch" / "worker.lock"):
+    assert launch("resume", stopped) == "the run goes on\n"
+  assert facts_of(stopped / "a").notes == []
+
+
 def test_resume_writes_into_no_link(stopped):
   (stopped / ".launch" / "worker.log").symlink_to(stopped / "run.json")
   before = (stopped / "run.json").read_bytes()
@@ -325,9 +308,3 @@ def test_submit_waits_and_fails_with_its_jobs(tmp_path, step, code):
   done = command("launch", "submit", str(file), "--wait")
   said = f"b: no result; status {tmp_path}/run says why" in " ".join(done.stderr.split())
   assert (done.returncode, said) == (code, code == 2), done.stderr
-
-
-def test_resume_beside_a_worker(stopped):
-  with lock_elsewhere(stopped / ".launch" / "worker.lock"):
-    assert launch("resume", stopped) == "the run goes on\n"
-  assert facts_of(stopped / "a").notes == []

@@ -53,14 +53,12 @@ def test_requests_are_read_as_they_were_written(tmp_path):
   [
     b"",
     b"nothing",
-    b"{}",
     b"[]",
     b"\xff\xfe",
     b'{"time": 1.0, "wh',
     b'{"time": 1.0}',
     b'{"time": "now", "what": "started"}',
     b'{"time": 1.0, "what": "failed", "restart": 1.5}',
-    b'{"time": ' + b"9" * 5000 + b', "what": "failed"}',
     b'{"time": 1.0, "what": "failed", "restart": ' + b"9" * 5000 + b"}",
   ],
 )
@@ -92,11 +90,6 @@ def test_notes_are_read_as_they_were_written(tmp_path):
   assert (note.detail, note.code) == ("killed by signal 9", 137)
   assert note.where == os.uname().nodename
   assert abs(note.time - time.time()) < 60
-
-
-def test_own_notes_are_those_of_the_last_submission(tmp_path):
-  notes = [event("started", token="old"), event("failed", token="old"), event("started")]
-  assert write_job(tmp_path, notes=notes).own_notes == notes[2:]
 
 
 def test_only_files_of_tasks_say_how_tasks_ended(tmp_path):
@@ -138,34 +131,15 @@ def test_jobs_are_read_as_they_were_written_in_their_order(tmp_path):
   assert same.digest != job.digest
 
 
-@pytest.mark.parametrize(
-  "text, reason",
-  [
-    ("", "it is no JSON"),
-    ("{}", "format: Field required"),
-  ],
-)
-def test_a_damaged_run(tmp_path, text, reason):
-  folder = write_run(tmp_path)
-  (folder / RUN_FILE).write_text(text)
-  with pytest.raises(UserError, match=rf"run.json cannot be used \({reason}.*put the file back"):
-    runs.read_jobs(folder)
-
-
 @pytest.mark.parametrize("name, value", [("metric", "f1"), ("later", 1)])
-def test_a_field_of_a_job_that_is_not_valid(tmp_path, name, value):
+def test_a_damaged_run(tmp_path, name, value):
   folder = write_run(tmp_path)
   write_job(folder)
   found = json.loads((folder / RUN_FILE).read_text())
   found["jobs"][0][name] = value
   (folder / RUN_FILE).write_text(json.dumps(found))
-  with pytest.raises(UserError, match=rf"run.json cannot be used \(.*{name}"):
+  with pytest.raises(UserError, match=rf"run.json cannot be used \(.*{name}.*put the file back"):
     runs.read_jobs(folder)
-
-
-def test_no_run(tmp_path):
-  with pytest.raises(UserError, match="holds no run of jaxspeed.launch: name the folder ROOT/RUN"):
-    runs.read_jobs(tmp_path)
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
@@ -183,17 +157,11 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
 # The lock
 
 
-@pytest.fixture
-def holder(tmp_path):
-  """Another process that holds the lock of the run `tmp_path`/run."""
-  with lock_elsewhere(write_run(tmp_path) / ".launch" / "lock") as process:
-    yield process
-
-
-def test_a_process_that_waits_gets_the_lock(holder, tmp_path):
+def test_a_process_that_waits_gets_the_lock(tmp_path):
   killed = threading.Event()
-  timer = threading.Timer(0.2, lambda: (killed.set(), holder.kill()))
-  timer.start()
-  with runs.lock_run(tmp_path / "run", wait=60.0):
-    assert killed.is_set() and holder.wait() < 0
-  timer.join()
+  with lock_elsewhere(write_run(tmp_path) / ".launch" / "lock") as holder:
+    timer = threading.Timer(0.2, lambda: (killed.set(), holder.kill()))
+    timer.start()
+    with runs.lock_run(tmp_path / "run", wait=60.0):
+      assert killed.is_set() and holder.wait() < 0
+    timer.join()

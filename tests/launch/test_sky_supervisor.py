@@ -13,7 +13,7 @@ from local_cluster import wait_until
 
 from jaxspeed.cluster.peers import find_peers
 from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE
-from jaxspeed.launch.record import Event, read_lines
+from jaxspeed.launch.record import read_lines
 from jaxspeed.launch.sky import Sky
 
 # Around `run` SkyPilot writes lines like these, and starts the file with `bash -i`.
@@ -78,7 +78,7 @@ class Job:
 
   def notes(self, name: str = "job") -> list[tuple[str, int, str]]:
     """What, restart and detail (of a task: its exit code) of each line of a record."""
-    events = read_lines(self.record / f"{name}.jsonl", Event)
+    events = read_lines(self.record / f"{name}.jsonl")
     return [
       (each.what, each.restart, each.detail if name == "job" else str(each.code or ""))
       for each in events
@@ -105,10 +105,16 @@ def below(pid: int) -> list[int]:
     ("kill -9 $$", LOST_PEER, ("requeued", 0, "killed by signal 9")),
     ("exit 0", REQUEUE, ("requeued", 0, "saved after SIGTERM, not finished")),
     ("exit 2", MISTAKE, ("failed", 0, "ended with exit code 2")),
+    # It ends the job, where 85 would not.
+    (
+      "exit 85",
+      1,
+      ("failed", 0, f"{SAVED}; not restarted after 0 restarts without a new checkpoint"),
+    ),
   ],
 )
 def test_what_follows_an_exit_code(tmp_path, act, code, note):
-  job = Job(tmp_path)
+  job = Job(tmp_path, max_restarts=0 if code == 1 else 20)
   job.act(r0_0=act)
   codes, (output,) = job.run()
   assert codes == [code] and output.rstrip().endswith("flushed")
@@ -134,16 +140,11 @@ def test_two_processes_that_are_started_again_and_finish(tmp_path):
     starts = [("started", 0, ""), ("ended", 0, "85"), ("started", 1, ""), ("ended", 1, "")]
     assert job.notes(f"tasks/{rank}") == starts
     line = f"trainer {rank} of 2 at 10.0.0.1:61447"
-    assert line in output and job.log(rank).count(line) == 2
+    assert job.log(rank).count(line) == 2 and f"logs/{rank}.log" in output
     rows = (tmp_path / f"env.{rank}").read_text().splitlines()
     peers = find_peers(environment=dict(row.split("=", 1) for row in rows if "=" in row))
     assert peers is not None
     assert (peers.coordinator, peers.processes, peers.process) == ("10.0.0.1:61447", 2, rank)
-  # Another submission counts from 0.
-  job.act(r0_0="exit 2")
-  (job.folder / "result.json").unlink()
-  job.run("def")
-  assert job.notes()[-2][:2] == ("started", 0) and job.notes()[-1][:2] == ("failed", 0)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -162,13 +163,6 @@ def test_processes_agree_on_the_restart_whoever_is_first(tmp_path, first):
     codes = [process.communicate(timeout=60) and process.returncode for process in started]
     assert codes == [85, 85]
   assert job.notes("tasks/0") == job.notes("tasks/1")
-
-
-def test_a_job_that_was_told_to_end_too_often_is_no_success(tmp_path):
-  job = Job(tmp_path, max_restarts=0)
-  job.act(r0_0="exit 0")
-  assert job.run()[0] == [1]
-  assert "not restarted after 0 restarts without" in job.notes()[-1][2]
 
 
 def test_a_start_whose_machine_was_taken_away_counts(tmp_path):
@@ -194,8 +188,8 @@ def test_a_notice_saves(tmp_path, everyone):
   supervisor, *others = below(process.pid)
   for pid in (process.pid, supervisor, *others) if everyone else (supervisor,):
     os.kill(pid, signal.SIGTERM)
-  output, _ = process.communicate(timeout=60)
-  assert process.returncode == REQUEUE and "saved\n" in output and "saved\n" in job.log()
+  process.communicate(timeout=60)
+  assert process.returncode == REQUEUE and "saved\n" in job.log()
   assert job.notes()[-1][0] == "requeued"
 
 

@@ -17,13 +17,23 @@ from jaxspeed.errors import LOST_PEER, REQUEUE
 from jaxspeed.launch import sky
 
 FIELDS: dict[str, dict[str, Any]] = {
-  "cpu": {"cpus": "4+", "infra": "aws", "use_spot": True, "disk_size": 100, "env": {"A": "b: #"}},
-  "k8s": {"nodes": 2, "cpus": "2", "infra": "k8s", "mounts": {"{root}": "team-runs"}},
+  "cpu": {
+    "infra": "aws",
+    "use_spot": True,
+    "resources": {"cpus": "4+", "disk_size": 100},
+    "env": {"A": "b: #"},
+  },
+  "k8s": {
+    "nodes": 2,
+    "resources": {"cpus": "2"},
+    "infra": "k8s",
+    "mounts": {"{root}": "team-runs"},
+  },
   "gpu": {
     "accelerators": "H100:8",
     "nodes": 16,
     "infra": "gcp/us-central1",
-    "image": "docker:nvcr.io/nvidia/jax:25.10-py3",
+    "resources": {"image_id": "docker:nvcr.io/nvidia/jax:25.10-py3"},
     "mounts": {"{root}": "gs://bucket/runs", "/data": "s3://imagenet"},
     "setup": ("pip install -e .[cuda13]", "nvidia-smi"),
   },

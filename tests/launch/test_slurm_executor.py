@@ -48,19 +48,13 @@ def states(jobs):
     ({"partition": "a\nb"}, "Slurm(partition='a\\nb'): it must be text without line breaks"),
     ({"options": "--qos=high"}, "Slurm(options='--qos=high'): it must be a list of options"),
     (
-      {"options": ["qos=high"]},
-      "Slurm(options=['qos=high']): it must be a list of options",
-    ),
-    (
       {"options": ["-q\n#SBATCH x"]},
       "Slurm(options=['-q\\n#SBATCH x']): it must be a list of options",
     ),
     ({"options": ["--array=0-3"]}, "Slurm: options has --array=0-3, which jaxspeed.launch sets"),
     ({"options": ["-N4"]}, "Slurm: options has -N4, which jaxspeed.launch sets itself."),
-    ({"options": ["-t1"]}, "Slurm: options has -t1, which jaxspeed.launch sets"),
     ({"env": {"MY_TOKEN": "x"}}, "Slurm: env has MY_TOKEN, which looks like a secret"),
     ({"env": {"A B": "x"}}, "Slurm(env={'A B': 'x'}): it must be a dict of environment variables"),
-    ({"env": ["A"]}, "Slurm(env=['A']): it must be a dict of environment variables"),
     ({"price_per_hour": float("nan")}, "Slurm(price_per_hour=nan): it must be"),
   ],
 )
@@ -80,17 +74,9 @@ def test_fields_come_back_from_a_jobs_folder(tmp_path):
     executor_of(write_job(run, "c", executor={"kind": "slurm", "node": 2}).job)
 
 
-@pytest.mark.parametrize(
-  "fields, devices",
-  [
-    ({}, 1),
-    ({"nodes": 2, "gpus_per_node": 8}, 16),
-    ({"nodes": 2, "gpus_per_node": 8, "tasks_per_node": 8}, 16),
-    ({"nodes": 3, "tasks_per_node": 2}, 6),
-  ],
-)
-def test_devices(fields, devices):
-  assert Slurm(**fields).devices() == devices
+def test_devices():
+  assert Slurm(nodes=2, gpus_per_node=8, tasks_per_node=8).devices() == 16
+  assert Slurm(nodes=3, tasks_per_node=2).devices() == 6
 
 
 def directives(text):
@@ -134,11 +120,10 @@ def test_options_of_a_job(jobs):
 # Checks
 
 
-@pytest.mark.parametrize("command", ["sbatch", "squeue", "scancel"])
-def test_a_command_that_is_missing(slurm, monkeypatch, command):
-  (slurm.bin / command).unlink()
+def test_a_command_that_is_missing(slurm, monkeypatch):
+  (slurm.bin / "scancel").unlink()
   monkeypatch.setenv("PATH", str(slurm.bin))
-  with pytest.raises(UserError, match=f"^{command} is not on the PATH: submit from a login node"):
+  with pytest.raises(UserError, match="^scancel is not on the PATH: submit from a login node"):
     Slurm().check(pathlib.Path("/"))
   assert slurm.calls() == []
 
@@ -174,28 +159,18 @@ def test_after_a_lost_connection_jobs_are_found_again(slurm, jobs):
 
 
 @pytest.mark.parametrize(
-  "word, runs",
-  [
-    *[(word, False) for word in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")],
-    *[(word, False) for word in ("REQUEUE_FED", "SPECIAL_EXIT")],
-    *[(word, True) for word in ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING")],
-  ],
+  "word, runs", [("CONFIGURING", False), ("REQUEUE_HOLD", False), ("RUNNING", True), ("X", True)]
 )
-def test_states(slurm, jobs, word, runs):
+def test_states_by_one_question(slurm, jobs, word, runs):
   Slurm().submit(jobs, "t1")
+  Slurm().submit(jobs[2:], "other")
   slurm.set_state("100_1", word)
   # Forgotten, which Slurm is some minutes after the end.
   slurm.set_state("100_2", "")
+  slurm.write("calls")
   found = states(jobs)
   assert found["a"] == Found(False, "100_0") and found["b"] == Found(runs, "100_1")
-  assert "c" not in found
-
-
-def test_one_question_for_all_jobs(slurm, jobs):
-  Slurm().submit(jobs[:2], "t1")
-  Slurm().submit(jobs[2:], "other")
-  slurm.write("calls")
-  assert [*states(jobs)] == ["a", "b"]
+  assert [*found] == ["a", "b", "d", "e"]
   name = "jaxspeed-the run-t1"
   assert slurm.calls() == [f"squeue --noheader --array --name={name} --format=%i|%T|%j"]
 
@@ -207,25 +182,19 @@ def test_no_answer_is_none(slurm, jobs, monkeypatch):
   (slurm.bin / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
   monkeypatch.setattr(module, "_SECONDS", 0.2)
   assert states(jobs) is None
-  (slurm.bin / "squeue").unlink()
-  monkeypatch.setenv("PATH", str(slurm.bin))
-  assert states(jobs) is None
 
 
 # Cancellation
 
 
-def test_cancellation(slurm, tmp_path):
+def test_cancellation(slurm):
   Slurm().cancel(["100_0", "7"])
   assert slurm.calls() == ["scancel --quiet 100_0 7"]
-  (slurm.bin / "scancel").write_text(
-    "#!/bin/sh\necho 'scancel: error: Invalid job id 7' >&2; exit 1"
-  )
-  Slurm().cancel(["7"])
-
-
-def test_a_cancellation_that_is_not_done(slurm, tmp_path):
   slurm.write("down")
   expected = r"^Slurm did not cancel \(.*Unable to contact .*\): cancel again when it answers.$"
   with pytest.raises(UserError, match=expected):
     Slurm().cancel(["7"])
+  (slurm.bin / "scancel").write_text(
+    "#!/bin/sh\necho 'scancel: error: Invalid job id 7' >&2; exit 1"
+  )
+  Slurm().cancel(["7"])

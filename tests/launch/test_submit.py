@@ -80,25 +80,18 @@ def test_nothing_is_submitted_again_while_the_scheduler_does_not_answer(make, fa
   assert submitted(fake) == ["a"]
 
 
-def test_a_job_that_has_begun_is_not_submitted_again(make, fake, root):
+def test_after_a_refusal_other_jobs_take_the_names_unless_one_has_begun(make, fake, root):
   fake.dies_after = 0
-  with pytest.raises(UserError):
-    make("a").start()
+  with pytest.raises(UserError, match="it refused"):
+    make("ab").start()
   fake.dies_after = None
+  make("b", overrides={"epochs": 3.0}).start()
+  assert submitted(fake) == ["b"] and facts_of(root / "run" / "b").job.epochs == 3.0
   note = event("started", token=facts_of(root / "run" / "a").token, detail="77")
   write_events(root / "run" / "a" / "launch" / "job.jsonl", [note])
   make("a").start()
-  assert submitted(fake) == []
-  assert Run.load(root / "run").status()[0].id == "77"
-
-
-def test_after_a_refusal_other_jobs_can_take_the_names(make, fake, root):
-  fake.dies_after = 0
-  with pytest.raises(UserError, match="it refused"):
-    make().start()
-  fake.dies_after = None
-  make("ab", overrides={"epochs": 3.0}).start()
-  assert submitted(fake) == ["a", "b"] and facts_of(root / "run" / "a").job.epochs == 3.0
+  assert submitted(fake) == ["b"]
+  assert {status.name: status.id for status in Run.load(root / "run").status()}["a"] == "77"
 
 
 def test_a_run_that_has_lost_its_file_keeps_what_it_has_trained(make, fake, root):
@@ -114,21 +107,17 @@ def test_a_run_that_has_lost_its_file_keeps_what_it_has_trained(make, fake, root
   assert path.read_text() == "trained" and requests_of(root / "run" / "a") == ["submit"]
 
 
-def test_no_more_jobs_at_once_than_a_scheduler_takes(make, fake, root, monkeypatch):
+def test_executors_that_differ_are_asked_each_and_for_no_more_jobs_than_they_take(
+  make, fake, root, monkeypatch
+):
   monkeypatch.setattr(fake, "most_at_once", 2)
-  make("abcde").start()
-  found = runs.read_jobs(root / "run")
-  assert [facts.place for facts in found] == [0, 1, 0, 1, 0]
-  assert len({facts.token for facts in found}) == 3
-
-
-def test_executors_that_differ_are_asked_each(make, fake, root):
-  run = make("ab")
-  run.job(QUICKSTART, name="c", executor=fake(gpus=2))
+  run = make("abc")
+  run.job(QUICKSTART, name="d", executor=fake(gpus=2))
   run.start()
-  tokens = [facts_of(root / "run" / name).token for name in "abc"]
-  assert tokens[0] == tokens[1] != tokens[2]
-  assert facts_of(root / "run" / "c").job.executor["gpus"] == 2
+  found = runs.read_jobs(root / "run")
+  assert [facts.place for facts in found] == [0, 1, 0, 0]
+  assert found[0].token == found[1].token and len({facts.token for facts in found}) == 3
+  assert found[3].job.executor["gpus"] == 2
 
 
 def test_another_config_below_the_same_name_is_refused(make, root):
@@ -202,11 +191,20 @@ def test_a_run_is_loaded_and_asked(make, fake, root, monkeypatch):
     Run.load("empty")
 
 
-def test_cancellation(make, fake, root):
+def refuse(*_):
+  raise UserError("Slurm did not cancel.")
+
+
+def test_cancellation(make, fake, root, monkeypatch):
   make().start()
   finish(root / "run" / "a")
   run = Run.load(root / "run")
   fake.asked.clear()
+  with monkeypatch.context() as patch, pytest.raises(UserError, match="did not cancel"):
+    patch.setattr(fake, "cancel", refuse)
+    run.cancel(["b"])
+  # What the scheduler refuses is not written down.
+  assert run.status()[1].state == "pending"
   assert run.cancel(["a", "b"]) == ["b"]
   assert ("cancel", "101") in fake.asked
   assert [status.state for status in run.status()] == ["done", "cancelled", "pending"]
@@ -220,19 +218,6 @@ def test_cancellation(make, fake, root):
   fake.asked.clear()
   make().start()
   assert submitted(fake) == []
-
-
-def test_a_cancellation_that_the_scheduler_refuses_is_not_written_down(
-  make, fake, root, monkeypatch
-):
-  def refuse(*_):
-    raise UserError("Slurm did not cancel.")
-
-  make("a").start()
-  monkeypatch.setattr(fake, "cancel", refuse)
-  with pytest.raises(UserError, match="did not cancel"):
-    Run.load(root / "run").cancel(["a"])
-  assert Run.load(root / "run").status()[0].state == "pending"
 
 
 def test_a_job_of_a_submission_that_died_is_found_to_be_cancelled(make, fake, root):
