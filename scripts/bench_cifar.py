@@ -1,4 +1,4 @@
-"""Time whole runs of a CIFAR-10 recipe, and PyTorch's records beside them under the same clock.
+"""Time whole runs of a CIFAR-10 recipe, and of PyTorch's records behind them under the same clock.
 
     python scripts/bench_cifar.py --config=configs/cifar10.py --config.data.path=DATA \\
         --peer=cifar10-airbench --peer=cifar10-speedrun --out=cifar.json
@@ -9,30 +9,31 @@ In this order, and never two at once:
    compilation), then --cold_starts times with that cache. These runs have no warm-up; they are
    timed from the start of Python to the accuracy. One that ends below the target has not reached
    it. --cold_starts=0 leaves them out, and programs come from the usual cache.
-2. `jaxspeed.train`, to the end of its warm-up; then it is held (`run_held.py`).
-3. Peer after peer: its script, unchanged, in its own process and scratch folder, to the end of its
-   warm-up run; then --runs rounds of one of our runs and one of the peer's, every other round
-   backwards. Without peers, --runs of our runs. Seconds follow airbench's rule on both sides:
+2. --runs of `jaxspeed.train`, in one process and after one warm-up.
+3. Peer after peer: its script, unchanged, in its own process and scratch folder, until it has made
+   as many runs after its first one, which warms up. Seconds follow airbench's rule on both sides:
    whitening, training, final evaluation with its test-time augmentation; no compiling, loading,
    warm-up or validation between epochs. Peers time themselves by CUDA events; our clock is the
    host's, read when the device is done.
 4. The matrix-product ceiling, and the operations of a run (`count_flops.py`).
 
-The report is written after every step: a benchmark that is cut off keeps what it has.
+The report is written after every run: a benchmark that is cut off keeps what it has.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import pathlib
 import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from typing import Any
 
 import benchmarking
 from absl import flags
-from cifar_sides import Ended, Run, Runs, find_peers, ours, peer, write_peer_images
+from cifar_peers import Ended, Run, find_peers, peer_runs, printed_by, write_peer_images
 from ml_collections import ConfigDict
 
 from jaxspeed.config import flags as command_line
@@ -40,6 +41,7 @@ from jaxspeed.config import stored as stored_lib
 from jaxspeed.config.checks import to_flags
 from jaxspeed.errors import UserError
 from jaxspeed.records.statistics import p_value_of_at_most
+from jaxspeed.records.writer import read_metrics
 
 Report = benchmarking.Report
 _COUNT_FLOPS = pathlib.Path(__file__).resolve().with_name("count_flops.py")
@@ -94,10 +96,8 @@ def count_tflop(recipe: list[str], resolved: ConfigDict, folder: pathlib.Path) -
   return total
 
 
-def summary_of(runs: list[Run]) -> dict[str, Any]:
+def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
   """Runs, with the means of their seconds and accuracies."""
-  if not runs:
-    return {}
   return {
     "seconds": benchmarking.interval([run.seconds for run in runs]),
     "accuracy": benchmarking.interval([run.accuracy for run in runs]),
@@ -105,45 +105,42 @@ def summary_of(runs: list[Run]) -> dict[str, Any]:
   }
 
 
-class Rounds:
-  """Our runs so far, which a report gets, alone or in turns with a peer's.
+def time_ours(train: list[str], runs: int, report: Report, workdir: pathlib.Path, out: str) -> None:
+  """Adds our runs, with their device and its peak memory (None: not known), to the report.
 
   Args:
-    ours: our runs, one at each `next`, after the warm-up.
-    rounds: how many of each in `take`.
-    report: written to `out` after each run.
+    train: the arguments of Python for a run, without runs and --workdir.
+    runs: how many, in one process.
+    report: written to `out` after each.
+    workdir: a folder that is not there yet.
+
+  Raises:
+    UserError: they failed.
   """
+  print("jaxspeed: compiles and warms up", flush=True)
+  arguments = [*train, f"--config.runs={runs}", f"--workdir={workdir}"]
+  done = 0
+  try:
+    for _ in itertools.chain(printed_by(arguments, pathlib.Path.cwd()), [""]):
+      files = [*workdir.glob("run_*/result.json")] or [*workdir.glob("result.json")]
+      if len(files) > done:
+        done = len(files)
+        add_ours(report, sorted(file.parent for file in files))
+        write(out, report)
+  except Ended as error:
+    raise UserError(f"jaxspeed.train: {error}") from None
 
-  def __init__(self, ours: Runs, rounds: int, report: Report, out: str) -> None:
-    self._ours, self._rounds, self._report, self._out = ours, rounds, report, out
-    self._runs: list[Run] = []
 
-  def take(self, name: str = "", peer: Runs | None = None) -> None:
-    """Takes some rounds of our runs, in turns with those of the peer that is named."""
-    before, theirs = len(self._runs), list[Run]()
-    sides = [(self._ours, self._runs), *([(peer, theirs)] if peer else [])]
-    for _, (side, runs) in benchmarking.turns(sides, self._rounds):
-      run = next(side)
-      assert run is not None
-      runs.append(run)
-      self._save(name, self._runs[before:], theirs)
-
-  def _save(self, name: str, ours: list[Run], theirs: list[Run]) -> None:
-    report, summary = self._report, summary_of(self._runs)
-    accuracies = [run.accuracy for run in self._runs]
-    if len(accuracies) > 1:
-      summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, report["target"])
-    report |= {"n": len(accuracies), "jaxspeed": summary}
-    if theirs:
-      seconds = [[run.seconds for run in runs] for runs in (ours, theirs)]
-      report["peers"][name] = summary_of(theirs)
-      if ours:
-        ratio = benchmarking.ratio_of_rounds(*seconds)
-        report["peers"][name] |= {
-          "ours": benchmarking.interval(seconds[0]),
-          "ratio_of_rounds": ratio,
-        }
-    write(self._out, report)
+def add_ours(report: Report, folders: list[pathlib.Path]) -> None:
+  """Adds our runs in some folders to the report."""
+  results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+  summary = summary_of([Run(each["seconds"]["train"], each["top1"]) for each in results])
+  if len(results) > 1:
+    accuracies = [each["top1"] for each in results]
+    summary["accuracy"]["p_value"] = p_value_of_at_most(accuracies, report["target"])
+  memory = read_metrics(folders[-1])[-1].get("memory_gb")
+  report |= {"n": len(results), "jaxspeed": summary}
+  report |= {"device": results[-1]["device"], "memory_gb": memory}
 
 
 def said_of(report: Report) -> list[tuple[str, str]]:
@@ -158,14 +155,14 @@ def said_of(report: Report) -> list[tuple[str, str]]:
     reached = [s["process_s"] for s in cached if s["accuracy"] >= report["target"]]
     figure = f"{', '.join(f'{s:.1f}' for s in reached)} s ({len(reached)} of {len(cached)})"
     found.append((f"`{config}`, start to the target accuracy, full cache", figure))
-  sides = {f"`{config}`": report.get("jaxspeed", {}), **report.get("peers", {})}
+  ours = report.get("jaxspeed", {})
+  sides = {f"`{config}`": ours, **report.get("peers", {})}
   for name, side in sides.items():
     if "seconds" in side:
       seconds = side["seconds"]
       figure = f"{benchmarking.show(seconds, '.3f')} s (n = {seconds['n']})"
-      if "ratio_of_rounds" in side:
-        ratio = benchmarking.show(side["ratio_of_rounds"], ".3f")
-        figure += f"; ours takes {ratio} of its time"
+      if side is not ours:
+        figure += f"; ours takes {ours['seconds']['mean'] / seconds['mean']:.3f} of its time"
       found.append((f"{name}, seconds of a run", figure))
       percent = benchmarking.show(side["accuracy"], ".3f", 100)
       found.append((f"{name}, accuracy", f"{percent} %"))
@@ -187,33 +184,34 @@ def write(out: str, report: Report) -> None:
   benchmarking.write_report(out, report | {"said": said_of(report)})
 
 
-def run_beside(
-  name: str, script: pathlib.Path, rounds: Rounds, report: Report, scratch: pathlib.Path
+def time_peer(
+  name: str, script: pathlib.Path, runs: int, report: Report, scratch: pathlib.Path, out: str
 ) -> None:
-  """Our runs and a peer's in turns; a peer that fails is left out from then on.
+  """Adds a peer's runs to the report, and why it failed, if so.
 
   Args:
     name: the peer's in the report.
     script: its file.
-    rounds: of our side, held.
-    report: says why it failed, if so.
+    runs: how many, after its warm-up.
+    report: written to `out` after each.
     scratch: a folder that holds images/ for the peer.
-
-  Raises:
-    UserError: our own side failed.
   """
-  start, folder = time.perf_counter(), scratch / name.replace("/", "_")
+  folder, theirs = scratch / name.replace("/", "_"), list[Run]()
   folder.mkdir()
   (folder / "cifar10").symlink_to(scratch / "images", target_is_directory=True)
   print(f"{name}: compiles and warms up", flush=True)
   try:
-    with peer(script, folder) as runs:
-      next(runs)
-      print(f"{name}: warm after {time.perf_counter() - start:.1f} s", flush=True)
-      rounds.take(name, runs)
+    with contextlib.closing(peer_runs(script, folder)) as found:
+      for run in itertools.islice(found, 1, runs + 1):
+        theirs.append(run)
+        report["peers"][name] = summary_of(theirs)
+        write(out, report)
+    if len(theirs) < runs:
+      raise Ended(f"its process ended after {len(theirs)} of {runs} runs")
   except Ended as error:
     report["peers"].setdefault(name, {})["failed"] = str(error)
-    print(f"{name} is left out from here on: {error}", flush=True)
+    write(out, report)
+    print(f"{name}: {error}", flush=True)
 
 
 def bench(
@@ -236,8 +234,8 @@ def bench(
     # compilation does compile.
     train.append(f"--config.compile_cache={scratch / 'programs'}")
   report: Report = {
-    "what": "Whole runs by airbench's clock (whitening, training, final evaluation), ours and the "
-    "peers' in turns on one machine; written by scripts/bench_cifar.py.",
+    "what": "Whole runs by airbench's clock (whitening, training, final evaluation), ours and then "
+    "the peers' on one machine; written by scripts/bench_cifar.py.",
     "config": config.name,
     "target": config.target,
     "peers": {},
@@ -245,21 +243,16 @@ def bench(
   peers = find_peers(given.peer)
   if given.cold_starts:
     time_starts(train, given.cold_starts, report, scratch, given.out)
+  workdir = scratch / "runs"
+  time_ours(train, given.runs, report, workdir, given.out)
+  resolved = stored_lib.load(workdir / "config.json")
   if peers:
     from jaxspeed.run.setup import open_data
 
     if problem := write_peer_images(open_data(config), scratch / "images"):
       print(f"the peers have no images: {problem}")
-  number, workdir = given.runs * max(1, len(peers)), scratch / "runs"
-  with ours(train, number, workdir, report, alone=not peers) as runs:
-    print("jaxspeed: compiles and warms up", flush=True)
-    next(runs)
-    resolved = stored_lib.load(workdir / "config.json")
-    rounds = Rounds(runs, given.runs, report, given.out)
-    for name, script in peers.items():
-      run_beside(name, script, rounds, report, scratch)
-    if all("runs" not in each for each in report["peers"].values()):
-      rounds.take()
+  for name, script in peers.items():
+    time_peer(name, script, given.runs, report, scratch, given.out)
   report |= {
     "precision": resolved.precision,
     "ceiling_tflops": benchmarking.matrix_product_tflops(resolved.precision),

@@ -1,10 +1,10 @@
-"""Time a training step on a CPU, here and in PyTorch, turn by turn.
+"""Time a training step of ResNet-9 on a CPU, here and in PyTorch, turn by turn.
 
 A step is forward, backward, SGD with Nesterov momentum and weight decay, in float32, with its data
 already in memory. Each framework has a process of its own, as its users have it: jaxspeed's keeps
 its memory from step to step; PyTorch is timed without and with that. Needs PyTorch:
 
-    python scripts/bench_cpu.py --model=resnet9 --batch=512 --width=64 --steps=10
+    python scripts/bench_cpu.py --batch=512 --width=64 --steps=10
 """
 
 import functools
@@ -19,15 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-import torch_peers
 from absl import flags
 from side_by_side import Prepared, process, time_in_turns
+from torch import Tensor
+from torch.nn import functional
 
 from jaxspeed.devices import options
 from jaxspeed.devices.mesh import keep_host_memory
 from jaxspeed.errors import UserError
-from jaxspeed.models.airbench import Airbench
-from jaxspeed.models.resnet import ResNet
 from jaxspeed.models.resnet9 import ResNet9
 from jaxspeed.records import provenance
 
@@ -35,35 +34,52 @@ RATE, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
 TORCH, KEPT, OURS = "torch", "torch, memory kept", "jaxspeed"
 
 
-def make_nets(model: str, width: int) -> tuple[Any, Any, int]:
-  """The flax module, a function of parameters, statistics and images in PyTorch, the side."""
-  if model == "resnet9":
-    return ResNet9(width=width, activation="relu"), torch_peers.resnet9, 32
-  if model == "94_muon":
-    widths = (width, 4 * width, 4 * width)
-    return Airbench(widths=widths, whiten_bias="uniform"), torch_peers.airbench, 32
-  return ResNet(18, classes=10, width=width), torch_peers.resnet18, 128
+def convolve(x: Tensor, part: Any) -> Tensor:
+  # Our kernels are OHWI: seen as OIHW they are in PyTorch's channels-last order, its fastest.
+  kernel = part["kernel"].permute(0, 3, 1, 2)
+  return functional.conv2d(x, kernel, padding=kernel.shape[-1] // 2)
 
 
-def make_step(name: str, net: str, width: int, batch: int) -> Prepared:
+def norm(x: Tensor, part: Any, stats: Any) -> Tensor:
+  moving = stats["mean"], stats["var"]
+  return functional.batch_norm(x, *moving, part.get("scale"), part["bias"], training=True)
+
+
+def resnet9(params: Any, stats: Any, x: Tensor) -> Tensor:
+  """The net in PyTorch on our parameters: the first rung of cifar10-fast's ladder."""
+
+  def block(x, name):
+    x = norm(convolve(x, params[name]["conv"]), params[name]["norm"], stats[name]["norm"])
+    return functional.relu(x)
+
+  def residual(x, name):
+    return x + block(block(x, f"{name}_residual1"), f"{name}_residual2")
+
+  x = residual(functional.max_pool2d(block(block(x, "prep"), "layer1"), 2), "layer1")
+  x = functional.max_pool2d(block(x, "layer2"), 2)
+  x = residual(functional.max_pool2d(block(x, "layer3"), 2), "layer3")
+  return functional.max_pool2d(x, 4).flatten(1) @ params["head"]["kernel"] * 0.125
+
+
+def make_step(name: str, width: int, batch: int) -> Prepared:
   """The step of one framework on noise, all from the same first weights."""
   if name != TORCH:
     keep_host_memory()
   torch.set_num_threads(os.cpu_count() or 1)
-  model, theirs, side = make_nets(net, width)
+  model = ResNet9(width=width, activation="relu")
   rng = np.random.default_rng(0)
-  images = rng.standard_normal((batch, side, side, 3), dtype=np.float32)
+  images = rng.standard_normal((batch, 32, 32, 3), dtype=np.float32)
   labels = rng.integers(0, 10, batch, dtype=np.int32)
   init = jax.jit(functools.partial(model.init, train=False))
   variables = init(jax.random.key(0), images[:1])
   if name == OURS:
     step = make_jax_step(model, variables, images, labels)
   else:
-    step = make_torch_step(theirs, variables, images, labels)
+    step = make_torch_step(variables, images, labels)
   return lambda steps: [step() for _ in range(steps)][-1], {}
 
 
-def make_torch_step(theirs, variables, images, labels):
+def make_torch_step(variables, images, labels):
   """A function that takes one step and returns its loss when it is done."""
 
   def tensors(tree, trained):
@@ -78,7 +94,7 @@ def make_torch_step(theirs, variables, images, labels):
 
   def step():
     optimizer.zero_grad(set_to_none=True)
-    loss = torch.nn.functional.cross_entropy(theirs(params, stats, x), y)
+    loss = torch.nn.functional.cross_entropy(resnet9(params, stats, x), y)
     loss.backward()
     optimizer.step()
     return loss.item()
@@ -119,23 +135,21 @@ def make_jax_step(model, variables, images, labels):
 
 
 def main() -> None:
-  models = ["resnet9", "94_muon", "resnet18"]
-  model = flags.DEFINE_enum("model", "resnet9", models, "What is trained.")
   batch = flags.DEFINE_integer("batch", 512, "Images a step.", lower_bound=1)
   width = flags.DEFINE_integer("width", 64, "Channels of the first layer or group.", lower_bound=1)
   steps = flags.DEFINE_integer("steps", 10, "Timed steps of each framework.", lower_bound=1)
   out = benchmarking.define_out()
 
   def bench(scratch: pathlib.Path) -> None:
-    net = (model.value, width.value, batch.value)
-    makes = {name: functools.partial(make_step, name, *net) for name in (TORCH, KEPT, OURS)}
+    sizes = (width.value, batch.value)
+    makes = {name: functools.partial(make_step, name, *sizes) for name in (TORCH, KEPT, OURS)}
     timings = time_in_turns(makes, process, turns=steps.value, turn_seconds=0)
     for name, timing in timings.items():
       if timing.failed:
         raise UserError(f"{name}: {timing.failed}.")
     medians = {name: statistics.median(timing.step_s) for name, timing in timings.items()}
     report: dict[str, Any] = {
-      **{flag.name: flag.value for flag in (model, batch, width)},
+      **{flag.name: flag.value for flag in (batch, width)},
       "device": provenance.describe_device(),
       **benchmarking.environment(),
       "n": steps.value,
@@ -145,7 +159,7 @@ def main() -> None:
       "ratio_of_medians": {name: medians[OURS] / medians[name] for name in (TORCH, KEPT)},
     }
     for name, median in medians.items():
-      what = f"a step of {model.value}, width {width.value}, batch {batch.value}, {name}"
+      what = f"a step of ResNet-9, width {width.value}, batch {batch.value}, {name}"
       ratio = report["ratio_of_medians"].get(name)
       beside = "" if ratio is None else f"; jaxspeed takes {ratio:.2f} of it"
       benchmarking.say(report, what, f"{median:.3f} s, n = {steps.value}{beside}")

@@ -8,8 +8,8 @@ accuracies. PyTorch's is a ResNet-50 as torchvision has it, with torch.compile, 
 autocast to bfloat16, cudnn.benchmark and fused SGD.
 
 Each framework has a process of its own for each size and batch; a process pauses while the other
-computes. A framework that runs out of memory beside the other has a row that says so: time it alone
-with --frameworks. Steps with other options of a recipe are timed by bench_options.py.
+computes. A framework that runs out of memory beside the other has a row with its error: time it
+alone with --frameworks. Steps with other options of a recipe are timed by bench_options.py.
 
 The report is written when a framework is ready, then with a first estimate of its step, and after
 its turns: a benchmark that is cut off keeps what it has.

@@ -7,6 +7,7 @@ that one that is cut off keeps what it has.
 import importlib.metadata
 import json
 import pathlib
+import re
 import statistics
 import subprocess
 import tempfile
@@ -22,19 +23,9 @@ from jaxspeed.records import provenance
 from jaxspeed.records.statistics import interval as student_interval
 from jaxspeed.run.folder import check_output
 
-_PACKAGES = (
-  "ml_collections",
-  "numpy",
-  "pillow",
-  "tensorflow",
-  "torch",
-  "torchvision",
-  "libtpu",
-  "triton",
-  "jax-cuda13-plugin",
-  "jax-cuda12-plugin",
-  "nvidia-cudnn-cu13",
-  "nvidia-cudnn-cu12",
+# Packages whose versions decide speed.
+_PACKAGES = re.compile(
+  "ml_collections|numpy|pillow|tensorflow|torch(vision)?|libtpu|triton|(jax|nvidia)-.*cu.*"
 )
 
 Interval = dict[str, Any]
@@ -101,13 +92,10 @@ def matrix_product_tflops(precision: str) -> float:
 
 def environment() -> dict[str, Any]:
   """The GPU and its driver, versions and the commit; this does not initialise a device."""
-  found = provenance.versions()
-  for name in _PACKAGES:
-    try:
-      found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      found[name] = None
-  return {"gpu": _describe_gpu(), "versions": found, "commit": provenance.commit()}
+  installed = {each.name: each.version for each in importlib.metadata.distributions()}
+  found = {name: installed[name] for name in sorted(installed) if _PACKAGES.fullmatch(name)}
+  versions = provenance.versions() | found
+  return {"gpu": _describe_gpu(), "versions": versions, "commit": provenance.commit()}
 
 
 def _describe_gpu() -> str | None:
@@ -139,10 +127,10 @@ def define_choices(
   return holder
 
 
-def last(text: str, lines: int = 1) -> str:
-  """The last lines of a text that are not blank."""
+def last(text: str) -> str:
+  """The last line of a text that is not blank."""
   found = [line.strip() for line in text.splitlines() if line.strip()]
-  return "\n".join(found[-lines:]) or "it said nothing"
+  return found[-1] if found else "it said nothing"
 
 
 def say(report: Report, what: str, figure: str) -> None:

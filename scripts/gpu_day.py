@@ -3,8 +3,8 @@
     bash scripts/gpu_day.sh --minutes=16 --data=cifar-10-binary.tar.gz --peer=cifar10-airbench
 
 Each part is a script of its own, in a process of its own. When it ends, its figures are in
-results/gpu_day/PART.json, with the GPU, its driver and clocks, versions and commit, and its output
-is in PART.log. The printed table says what was not measured, and why.
+results/gpu_day/PART.json, with the GPU, its driver, versions and commit, and its output is in
+PART.log. The printed table says what was not measured, and why.
 
 A second call resumes: first with parts that have no file, then with those that failed or were cut
 off, which then have all the time that is left. A part that is done is left alone, unless --again is
@@ -21,7 +21,6 @@ import json
 import os
 import pathlib
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,6 @@ from typing import Any
 
 import benchmarking
 import gpu_parts
-import gpu_tables
 import numpy as np
 from absl import flags
 from gpu_parts import Part
@@ -50,8 +48,6 @@ d = jax.devices()
 print(json.dumps([d[0].platform, d[0].device_kind, len(d)]))
 """
 _TORCH = "import torch; print(torch.cuda.is_available())"
-CLOCKS = ("sm_mhz", "memory_mhz", "watts", "degrees_c")
-_SAMPLED_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,30 +99,6 @@ def write_toy(folder: pathlib.Path) -> pathlib.Path:
   return folder
 
 
-def sample_clocks() -> list[float]:
-  """`CLOCKS` of the first GPU now; [] where they are unknown."""
-  query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
-  command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-  try:
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=5)
-    return [float(cell) for cell in done.stdout.splitlines()[0].split(",")]
-  except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-    return []
-
-
-def wait_for(
-  process: subprocess.Popen[Any], seconds: float, clocks: list[list[float]]
-) -> int | None:
-  """The exit code of a process; None if it needs longer. `clocks` gets a sample every 5 s."""
-  deadline = time.monotonic() + seconds
-  while (left := deadline - time.monotonic()) > 0:
-    try:
-      return process.wait(min(left, _SAMPLED_S))
-    except subprocess.TimeoutExpired:
-      clocks += [sample] if (sample := sample_clocks()) else []
-  return None
-
-
 def stop(process: subprocess.Popen[Any]) -> None:
   """Ends a process and its children: by Ctrl-C, so that they tidy up, then by force."""
   # Force is for its children too, when it has ended before them.
@@ -161,7 +133,7 @@ class Day:
     self._data = expanded(given.data, "--data").resolve() if given.data else None
     if given.dry_run and not self._data:
       self._data = write_toy(scratch / "toy")
-    reports = gpu_tables.read(out)
+    reports = gpu_parts.read(out)
     self._states = {name: report["gpu_day"]["state"] for name, report in reports.items()}
     self.skipped: dict[str, str] = {}
 
@@ -218,7 +190,7 @@ class Day:
     before = self._states.get(part.name, "")
     again = before in ("failed", "cut off") or self._given.dry_run
     minutes = left if again else min(left, part.most)
-    file = gpu_tables.file_of(self._out, part.name)
+    file = gpu_parts.file_of(self._out, part.name)
     log, raw = file.with_suffix(".log"), file.with_suffix(".unfinished.json")
     raw.unlink(missing_ok=True)
     entry: dict[str, Any] = {
@@ -233,7 +205,6 @@ class Day:
     script, *arguments = self._words(part, self._data, self._peers)
     command = [sys.executable, str(ROOT / "scripts" / script), *arguments, f"--out={raw}"]
     print(f"{count}: {entry['command']}, at most {minutes:.1f} min", flush=True)
-    clocks: list[list[float]] = []
     start = time.monotonic()
     with log.open("w") as output:
       process = subprocess.Popen(
@@ -246,22 +217,16 @@ class Day:
         start_new_session=True,
       )
     try:
-      code = wait_for(process, 60 * minutes, clocks)
-      if code is None:
-        entry["reason"] = f"after {minutes:.1f} min"
-      elif code:
+      if code := process.wait(60 * minutes):
         said = benchmarking.last(log.read_text(errors="replace"))
         entry |= {"state": "failed", "reason": f"code {code}: {said}"}
       else:
         entry |= {"state": "done", "reason": ""}
+    except subprocess.TimeoutExpired:
+      entry["reason"] = f"after {minutes:.1f} min"
     finally:
       stop(process)
       entry["minutes"] = round((time.monotonic() - start) / 60, 3)
-      entry["clocks"] = {
-        kind: {"min": min(each), "median": statistics.median(each), "max": max(each)}
-        for kind, *each in zip(CLOCKS, *clocks, strict=True)
-        if each
-      }
       # What is done stays where a second measurement does not come to its end.
       if entry["state"] == "done" or before != "done":
         write(file, entry, raw)
@@ -286,7 +251,7 @@ def write(file: pathlib.Path, entry: dict[str, Any], raw: pathlib.Path) -> None:
     report = {}
   if report:
     report["commit"] = entry["machine"]["commit"]  # which --commit may have named
-    report["what"] = f"{gpu_tables.TOY}. {report['what']}" if entry["toy"] else report["what"]
+    report["what"] = f"{gpu_parts.TOY}. {report['what']}" if entry["toy"] else report["what"]
   write_atomically(file, json.dumps({"gpu_day": entry} | report, indent=1) + "\n")
 
 
@@ -311,7 +276,7 @@ def measure(given: Any, out: pathlib.Path) -> None:
     try:
       whole = day.measure()
     finally:
-      print("\n" + gpu_tables.markdown(out, day.skipped), flush=True)
+      print("\n" + gpu_parts.markdown(out, day.skipped), flush=True)
   if not whole:
     raise SystemExit(1)
 
@@ -340,7 +305,7 @@ def main() -> None:
     folder = expanded(out, "--out").resolve()
     if not given.table:
       return measure(given, folder)
-    print(gpu_tables.markdown(folder))
+    print(gpu_parts.markdown(folder))
 
   command_line.run(run, output_is_result=False)
 

@@ -1,4 +1,4 @@
-"""Parts of a day on a GPU (`gpu_day.py`): what each runs, in order of value, and what it needs.
+"""Parts of a day on a GPU (`gpu_day.py`), in order of value; their files, and the table of those.
 
 On an H200 (November 2026, jax 0.11.2) whole runs with their starts took 1.1 to 1.7 minutes and
 profiles 0.4 to 0.5; a peer of max-autotune warmed up in 3.8, and ResNet-50 beside torch.compile was
@@ -6,6 +6,14 @@ not ready after 2.1. The other minutes are estimates.
 """
 
 import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+TOY = "TOY SIZE, NO MEASUREMENT"
+
+Report = Mapping[str, Any]
 
 _RUNS = "bench_cifar.py --runs=10"
 _RESNET = "bench_resnet50.py"
@@ -88,3 +96,62 @@ def in_a_dry_run() -> list[Part]:
   parts = [part for part in PARTS if part.devices == 1]
   firsts = {part.command.partition(" ")[0]: part for part in reversed(parts)}
   return [part for part in parts if part.peers or part in firsts.values()]
+
+
+def file_of(out: pathlib.Path, name: str) -> pathlib.Path:
+  return out / "gpu_day" / f"{name}.json"
+
+
+def read(out: pathlib.Path) -> dict[str, Report]:
+  """The reports of the parts that have one, by name, in order of value."""
+  reports = {}
+  for part in PARTS:
+    try:
+      report = json.loads(file_of(out, part.name).read_text("utf-8"))
+    except (OSError, ValueError):
+      continue  # its part is not done
+    if isinstance(report, dict) and "gpu_day" in report:
+      reports[part.name] = report
+  return reports
+
+
+def heading(report: Report) -> str:
+  """The device, the driver, versions and the commit of a report."""
+  machine = report["gpu_day"]["machine"]
+  versions, driver = machine["versions"], machine["gpu"] or "nvidia-smi says nothing"
+  named = [f"{k} {versions[k]}" for k in ("jax", "torch", "nvidia-cudnn-cu13") if versions.get(k)]
+  first = f"{TOY}: " if report["gpu_day"]["toy"] else ""
+  commit = f"commit {machine['commit'] or 'unknown'}"
+  return "; ".join([f"{first}{machine['device']}", driver, *named, commit]) + "."
+
+
+def markdown(out: pathlib.Path, skipped: Mapping[str, str] | None = None) -> str:
+  """A table for each machine and commit, then a list of what was not measured, and why.
+
+  Args:
+    out: the folder of the figures.
+    skipped: why the call did not run a part, by name.
+  """
+  reports, tables, lacking = read(out), dict[str, list[str]](), []
+  for part in PARTS:
+    report = reports.get(part.name)
+    if report is None:
+      reason = (skipped or {}).get(part.name, "no call has come to it")
+      lacking.append(f"- {part.name}: not run: {reason}")
+      continue
+    entry, file = report["gpu_day"], f"gpu_day/{part.name}"
+    note = "" if entry["state"] == "done" else f" ({entry['state']})"
+    rows = tables.setdefault(heading(report), [])
+    rows += [f"| {what}{note} | {said} | `{file}.json` |" for what, said in report.get("said", ())]
+    if without := entry.get("no_comparison"):
+      lacking.append(f"- {part.name}: no comparison with PyTorch: {without}")
+    if note:
+      reason = f"{entry['state']}: {entry['reason']}"
+      lacking.append(f"- {part.name}: {reason}, `{file}.log`")
+  blocks = [
+    "\n".join([title, "", "| measured | figure | file |", "|---|---|---|", *rows])
+    for title, rows in tables.items()
+  ] or ["Nothing was measured yet."]
+  if lacking:
+    blocks.append("\n".join(["Not measured, or not to the end:", "", *lacking]))
+  return "\n\n".join(blocks)

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import math
 import multiprocessing
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,6 @@ import benchmarking
 
 # A function that takes a number of steps and returns the last loss, and what preparing it cost.
 Prepared = tuple[Callable[[int], float], dict[str, Any]]
-MEMORY = "out of memory"
 _WARM_STEPS = 3
 # `run`, the step of a side, which is this thread or process.
 _side = threading.local()
@@ -52,10 +50,7 @@ def answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[An
   try:
     return function(*arguments), ""
   except Exception as error:
-    text = f"{type(error).__name__}: {error}"
-    if re.search(r"RESOURCE_EXHAUSTED|OutOfMemory|out of memory|MemoryError", text):
-      return None, MEMORY
-    return None, next(line for line in text.splitlines() if line.strip())[:300]
+    return None, f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def process() -> Pool:

@@ -1,4 +1,4 @@
-"""A machine with a GPU, and a script in the place of a benchmark, for tests of the GPU day."""
+"""A machine with a GPU, and scripts in the place of a benchmark and of a PyTorch record."""
 
 import importlib
 import json
@@ -20,6 +20,21 @@ pathlib.Path(out.removeprefix("--out=")).write_text(json.dumps(report))
 print("one", "two", sep="\\n")
 if arguments[0] == "fail": sys.exit("no kernel image is available")
 if arguments[0] == "hang": time.sleep(60)
+"""
+
+# Prints what airbench's scripts print, with the run number in the first row of a run only.
+PEER = """
+import sys, time
+with open(sys.argv[0]) as f: code = f.read()
+def row(*cells):
+  print("".join("|  %s  " % cell for cell in cells) + "|")
+def main(run, seconds):
+  row(str(run).rjust(6), "    0", "0.5000", "0.8000", "      ", "0.2000")
+  row("      ", " eval", "0.9000", "0.9300", "0.9400", "%0.4f" % seconds)
+  print("---", end="\\r", flush=True)
+row("run   ", "epoch", "train_acc", "val_acc", "tta_val_acc", "time_seconds")
+main("warmup", 9)
+for run in range(200): main(run, 0.5 + run)
 """
 
 

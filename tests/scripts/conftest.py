@@ -37,7 +37,7 @@ def parts(tmp_path, monkeypatch):
 def call(tmp_path, capsys, monkeypatch):
   """Calls it; returns the exit code, the states of the parts' files, and both outputs."""
   import gpu_day
-  import gpu_tables
+  import gpu_parts
 
   def call(*arguments):
     out = [] if any(each.startswith("--out=") for each in arguments) else [f"--out={tmp_path}/out"]
@@ -48,7 +48,7 @@ def call(tmp_path, capsys, monkeypatch):
         gpu_day.main()
       except SystemExit as ended:
         code = ended.code
-    reports = gpu_tables.read(tmp_path / "out")
+    reports = gpu_parts.read(tmp_path / "out")
     said = capsys.readouterr()
     states = {name: report["gpu_day"]["state"] for name, report in reports.items()}
     return code, states, said.out, said.err

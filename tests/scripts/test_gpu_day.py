@@ -7,15 +7,13 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import gpu_day
 import gpu_parts
-import gpu_tables
 import pytest
 from commands import ROOT, environment
-from fake_gpu_day import H100, SCRIPT, kept
-from peer_script import PEER
+from fake_gpu_day import H100, PEER, SCRIPT, kept
+from local_cluster import wait_until
 
 
 def test_what_is_done_is_kept_and_what_failed_comes_last(parts, call, tmp_path):
@@ -68,13 +66,6 @@ def test_runs_need_data_and_peers_get_them(parts, call, tmp_path, monkeypatch):
   assert f"{data}" not in json.dumps(report["gpu_day"])
 
 
-def test_the_commit_that_is_named_is_that_of_all_figures(parts, call, tmp_path):
-  parts(a=("go", {}))
-  call("--commit=abc123")
-  report = kept(tmp_path, "a")
-  assert report["commit"] == report["gpu_day"]["machine"]["commit"] == "abc123"
-
-
 def test_without_pytorch_only_ours_is_measured(parts, call, tmp_path, monkeypatch):
   alone = dataclasses.replace(H100, torch="PyTorch sees no GPU")
   monkeypatch.setattr(gpu_day, "probe", lambda dry_run: alone)
@@ -88,21 +79,19 @@ def test_without_pytorch_only_ours_is_measured(parts, call, tmp_path, monkeypatc
   assert kept(tmp_path, "a")["arguments"] == ["go"]
 
 
-def test_figures_of_two_devices_have_tables_of_their_own(parts, call, monkeypatch):
+def test_figures_of_two_devices_have_tables_of_their_own(parts, call, tmp_path, monkeypatch):
   parts(a=("go", {}), b=("go", {}))
-  call("--parts=a")
+  folder = tmp_path / "out" / "gpu_day"
+  folder.mkdir(parents=True)
+  (folder / "a.unfinished.json").write_text('{"what": "Of a call that was killed."}')
+  call("--parts=a", "--commit=abc123")
+  report = kept(tmp_path, "a")
+  assert report["commit"] == report["gpu_day"]["machine"]["commit"] == "abc123"
+  assert report["what"] == "Fake."
   monkeypatch.setattr(gpu_day, "probe", lambda dry_run: dataclasses.replace(H100, device="2 x"))
   out = call()[2]
   first, second = out.index("1 x NVIDIA H100 80GB HBM3; "), out.index("\n2 x; ")
   assert first < out.index("`gpu_day/a.json`") < second < out.index("`gpu_day/b.json`")
-
-
-def test_a_part_of_a_killed_call_is_measured_anew(parts, call, tmp_path):
-  parts(a=("go", {}))
-  folder = tmp_path / "out" / "gpu_day"
-  folder.mkdir(parents=True)
-  (folder / "a.unfinished.json").write_text('{"what": "Half."}')
-  assert call()[1] == {"a": "done"} and kept(tmp_path, "a")["what"] == "Fake."
 
 
 @pytest.fixture
@@ -133,27 +122,12 @@ def begin(tmp_path):
     process.communicate()
 
 
-def wait_for_part(folder):
-  """Waits until the part has written; returns its process."""
-  deadline = time.monotonic() + 120
-  while time.monotonic() < deadline:
-    for unfinished in folder.rglob("a.unfinished.json"):
-      if unfinished.stat().st_size:
-        return json.loads(unfinished.read_text())["pid"]
-    time.sleep(0.05)
-  raise TimeoutError
-
-
-@pytest.fixture
-def hanging(begin, tmp_path):
-  """A call whose part hangs, and the part's process."""
-  process = begin("hang", f"--out={tmp_path}")
-  return process, wait_for_part(tmp_path)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_children_and_says_where_it_stands(number, hanging, tmp_path):
-  process, child = hanging
+def test_a_signal_ends_the_children_and_says_where_it_stands(number, begin, tmp_path):
+  process = begin("hang", f"--out={tmp_path}")
+  unfinished = tmp_path / "gpu_day" / "a.unfinished.json"
+  wait_until(lambda: unfinished.exists() and unfinished.stat().st_size, 120, "the part")
+  child = json.loads(unfinished.read_text())["pid"]
   process.send_signal(number)
   out, err = process.communicate(timeout=120)
   assert process.returncode == 128 + number and "Traceback" not in err
@@ -240,46 +214,30 @@ def report_of(dry, name):
 
 @pytest.mark.campaign
 def test_a_dry_run_takes_every_path(dry):
-  reports = gpu_tables.read(dry[0])
+  reports = gpu_parts.read(dry[0])
   states = {name: report["gpu_day"]["state"] for name, report in reports.items()}
   assert states == {part.name: "done" for part in gpu_parts.in_a_dry_run()}
   assert "TOY SIZE, NO MEASUREMENT: CPU; " in dry[1]
   for entry in states:
     assert f"| `gpu_day/{entry}.json` |" in dry[1]
-  rows = report_of(dry, "buffers_cifar10")["rows"]
-  options = ["XLA as it is", "xla_gpu_enable_command_buffer=", "config.deterministic=True"]
-  rows = {row["option"]: row for row in rows}
-  assert {*options} <= rows.keys()
-  assert rows[options[1]]["ratio"]["n"] == 2 and rows[options[1]]["ratio"]["mean"] > 0
-  assert "xla_no_such" in rows["xla_no_such=1"]["failed"]
+  rows = {row["option"]: row for row in report_of(dry, "buffers_cifar10")["rows"]}
+  for option in ("xla_gpu_enable_command_buffer=", "config.deterministic=True"):
+    assert rows[option]["ratio"]["n"] == 2 and rows[option]["ratio"]["mean"] > 0
+  assert "xla_no_such" in rows["xla_no_such=1"]["failed"] and "XLA as it is" in rows
 
 
 @pytest.mark.campaign
-def test_toy_runs_are_timed(dry):
+def test_toy_runs_are_timed_and_those_of_a_peer(dry):
   report = report_of(dry, "cifar10")
-  ours = report["jaxspeed"]
-  seconds = [run["seconds"] for run in ours["runs"]]
+  seconds = [run["seconds"] for run in report["jaxspeed"]["runs"]]
   assert len(seconds) == report["n"] == 2 and min(seconds) > 0
-  assert ours["seconds"]["mean"] == pytest.approx(sum(seconds) / 2)
   first, second = report["starts"]
   assert first["compile_s"]["cold"] > 0 and second["compile_s"]["cached"] > 0
-  assert min(first["process_s"], second["process_s"]) > 0
   assert "s (1 of 1)" in dry[1]  # the target is 0
-  tflops = report["tflop"] / ours["seconds"]["mean"]
-  assert report["share_of_ceiling"] == pytest.approx(tflops / report["ceiling_tflops"])
-  assert report["versions"]["jax"] and report["precision"] == "float32"
-  assert report["memory_gb"] is None  # a CPU does not tell
-
-
-@pytest.mark.campaign
-def test_toy_runs_are_timed_beside_a_peer(dry):
+  assert 0 < report["share_of_ceiling"] < 1 and report["memory_gb"] is None  # a CPU does not tell
   report = report_of(dry, "cifar10_peers")
-  ours, theirs = report["jaxspeed"], report["peers"]["peer"]
-  assert "starts" not in report
-  assert [run["seconds"] for run in theirs["runs"]] == [0.5, 1.5]  # not the 9 of the warm-up
-  assert theirs["accuracy"]["mean"] == 0.94
-  ratios = [ours["runs"][0]["seconds"] / 0.5, ours["runs"][1]["seconds"] / 1.5]
-  assert theirs["ratio_of_rounds"]["mean"] == pytest.approx(sum(ratios) / 2)
+  assert "starts" not in report and len(report["jaxspeed"]["runs"]) == 2
+  assert [run["seconds"] for run in report["peers"]["peer"]["runs"]] == [0.5, 1.5]
   assert "peer, seconds of a run: 1.000" in dry[2]["cifar10_peers"]
 
 
@@ -288,19 +246,13 @@ def test_a_toy_is_timed_beside_pytorch(dry):
   pytest.importorskip("torch")
   report = report_of(dry, "resnet50_224")
   rows = {row["framework"]: row for row in report["rows"]}
-  assert set(rows) == {"jaxspeed", "torch"}
   ours, theirs = rows["jaxspeed"], rows["torch"]
   assert ours["parameters"] == theirs["parameters"]
-  # Of 1,000 classes, before anything is learned: ln 1000 = 6.9.
-  assert ours["loss"] == pytest.approx(6.9, abs=1) and theirs["loss"] == pytest.approx(6.9, abs=1)
   for row in rows.values():
-    assert row["images_per_s"]["n"] == 2 and row["images_per_s"]["mean"] > 0
-    assert (row["size"], row["batch"]) == (32, 8)
-    share = row["tflops"] / ours["ceiling_tflops"]
-    assert row["share_of_ceiling"] == pytest.approx(share)
+    # Of 1,000 classes, before anything is learned: ln 1000 = 6.9.
+    assert row["loss"] == pytest.approx(6.9, abs=1) and row["images_per_s"]["n"] == 2
   assert ours["times_torch"]["n"] == 2 and "times_torch" not in theirs
   assert f"{ours['times_torch']['mean']:.3f}" in dry[2]["resnet50_224"]
-  assert ours["device"].startswith("CPU") and report["versions"]["torch"]
 
 
 @pytest.mark.campaign
@@ -309,9 +261,7 @@ def test_a_toy_step_is_profiled(dry):
   assert (report["batch_size"], report["devices"], report["image_size"]) == (16, 1, 8)
   classes = report["classes"]
   assert {"convolution forward", "convolution weight gradient", "norm", "gaps"} <= set(classes)
-  kernels_run = sum(row["kernels"] for row in classes.values())
-  assert kernels_run == pytest.approx(report["kernels"]) and report["kernels"] > 50
-  assert all(row["milliseconds"] > 0 for row in classes.values())
+  assert sum(row["kernels"] for row in classes.values()) == pytest.approx(report["kernels"])
+  assert report["kernels"] > 50 and all(row["milliseconds"] > 0 for row in classes.values())
   assert 0 < report["milliseconds"] <= 1.01 * report["wall_milliseconds"]
-  assert len(report["heaviest"]) == 3
-  assert "convolution weight gradient" in dry[2]["profile_cifar10"]
+  assert len(report["heaviest"]) == 3 and "convolution weight" in dry[2]["profile_cifar10"]

@@ -73,10 +73,6 @@ def test_without_a_module_the_names_of_operations_tell():
   assert read(Line("0", plain[:3]), Line("1", plain[3:])) == EXPECTED
 
 
-def test_a_summary_alone_is_better_than_nothing():
-  assert read(Line("XLA Ops", SUMMARY)) == [("conv", 0, 6), ("sum", 5, 9), ("add", 6, 8)]
-
-
 def test_threads_of_a_cpu_share_an_operation_and_all_count():
   main, _ = streams(hlo_module="jit_step")
   planes = [Plane("/host:CPU", [Line("thread/1", main), Line("thread/2", main)])]
