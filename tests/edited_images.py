@@ -1,11 +1,10 @@
 """A small folder of images, and what edits, packs, trains and compares it."""
 
-import io
 import os
 
 import tiny_sets
+from made_images import encoded
 from ml_collections import ConfigDict
-from PIL import Image
 
 from jaxspeed.data.disk.sets import open_sets
 from jaxspeed.data.disk.sources import open_images
@@ -13,11 +12,7 @@ from jaxspeed.data.prepare.shards import write_shards
 
 
 def jpeg(seed, width=24, height=20):
-  buffer = io.BytesIO()
-  Image.fromarray(tiny_sets.random_images(seed, 1, height=height, width=width)[0]).save(
-    buffer, "JPEG"
-  )
-  return buffer.getvalue()
+  return encoded(tiny_sets.random_images(seed, 1, height=height, width=width)[0])
 
 
 NAMES = [f"train/{c}/{i}.jpg" for c in "abc" for i in range(4)] + [f"val/{c}/9.jpg" for c in "abc"]

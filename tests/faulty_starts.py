@@ -8,7 +8,6 @@ import time
 from faulty_runs import (
   START,
   WITHIN,
-  FaultyRun,
   Lab,
   Row,
   resumed_from,
@@ -18,23 +17,6 @@ from faulty_runs import (
 from local_cluster import two_hosts
 
 from jaxspeed.errors import DONE, LOST_PEER, MISTAKE, SUPERSEDED
-
-
-def start_a_second_job(run: FaultyRun, count: int = 1) -> Row:
-  """Another job on the folder of one that runs is refused, and the first one is not disturbed."""
-  with run.started(count) as group:
-    run.wait_for_save(group)
-    with run.started(1) as second:
-      begun = time.monotonic()
-      (refused,) = second.wait(START)
-      seconds = time.monotonic() - begun
-    assert refused.code == MISTAKE
-    printed = sentence(refused.err, "is in use by start")
-    assert all(p.running() for p in group) or run.is_done()
-    group[0].signal(signal.SIGTERM)
-    group.wait(WITHIN)
-  after = "the first job is not disturbed"
-  return Row("a second job on the same workdir", printed, (refused.code,), seconds, after)
 
 
 def wake_an_older_start(lab: Lab) -> list[Row]:

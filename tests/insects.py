@@ -4,6 +4,7 @@ import io
 import struct
 import zlib
 
+import made_images
 import numpy as np
 import tiny_sets
 from PIL import Image
@@ -13,9 +14,7 @@ CLASSES = ("ant", "bee", "cat")
 
 def encoded(width, height, image_format="JPEG", **options):
   image = tiny_sets.random_images(width, 1, height=height, width=width)[0]
-  buffer = io.BytesIO()
-  Image.fromarray(image).save(buffer, image_format, **options)
-  return buffer.getvalue()
+  return made_images.encoded(image, image_format, **options)
 
 
 def png_header(width, height):

@@ -40,7 +40,7 @@ STREAMED = [
 ]
 
 
-def get_config(name, variant=""):
+def get_config(name, variant=None):
   return recipe(name).get_config(*([variant] if variant else []))
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from recipes import get_config
 from toy import inputs_of, toy_config, toy_spec
 
 from jaxspeed.steps.programs import batch_step
@@ -27,6 +28,20 @@ def make_spec(freeze, devices=1, model=RESNET, **fields):
   config.average.update(kind="ema", decay=0.9, reach=0.0, every=1)
   config.update_from_flattened_dict(fields)
   return toy_spec(config, devices=devices)
+
+
+def small_airbench(variant, **fields):
+  """A recipe of airbench on 64 images of 12 pixels: two epochs of 4 steps."""
+  config = get_config("cifar10_airbench", variant)
+  config.update(precision="float32", batch_size=16, epochs=2.0)
+  config.model.widths = (4, 6, 6)
+  config.proxy.update(keep=config.proxy.keep and 8, widths=(2, 4, 4))
+  config.augment.cutout = min(config.augment.cutout, 4)
+  config.whitening.images = 64
+  config.data.update(image_size=12, train_images=64, eval_images=21)
+  config.eval.batch_size = 4
+  config.update_from_flattened_dict(fields)
+  return config
 
 
 def stepped(spec, steps=3):

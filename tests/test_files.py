@@ -28,13 +28,18 @@ from jaxspeed.files import (
 # Written whole
 
 
-@pytest.mark.parametrize("content", ["héllo\n", b"h\xc3\xa9llo\n", [b"h\xc3\xa9", b"llo\n"]])
-@pytest.mark.parametrize("sync", [True, False])
-def test_text_bytes_and_parts(tmp_path, content, sync):
-  write_atomically(tmp_path / "a.txt", "old")
-  write_atomically(tmp_path / "a.txt", content, sync=sync)
-  assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "héllo\n"
-  assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+def test_text_bytes_and_parts_replace_a_file_and_wait_for_the_disk_if_they_are_to_last(
+  tmp_path, monkeypatch
+):
+  synced = []
+  monkeypatch.setattr(os, "fsync", synced.append)
+  for content in ("héllo\n", b"h\xc3\xa9llo\n", [b"h\xc3\xa9", b"llo\n"]):
+    for sync in (False, True):
+      synced.clear()
+      (tmp_path / "a.txt").write_text("old")
+      write_atomically(tmp_path / "a.txt", content, sync=sync)
+      assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "héllo\n"
+      assert [p.name for p in tmp_path.iterdir()] == ["a.txt"] and len(synced) == sync
 
 
 def test_only_regular_files_are_replaced(tmp_path, monkeypatch):
@@ -45,14 +50,6 @@ def test_only_regular_files_are_replaced(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="it is no regular file"):
       write_atomically(path, "a")
   assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_only_what_is_to_last_waits_for_the_disk(tmp_path, monkeypatch):
-  synced = []
-  monkeypatch.setattr(os, "fsync", synced.append)
-  for sync in (False, True):
-    write_atomically(tmp_path / "a", "a", sync=sync)
-    assert len(synced) == sync
 
 
 def test_the_permissions_are_those_of_any_new_file(tmp_path):
@@ -134,29 +131,31 @@ def test_the_lock_of_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeyp
 @dataclasses.dataclass
 class Row:
   step: Annotated[int, Field(ge=1)]
-  loss: float | None
+  sizes: dict[str, tuple[int, int]]
 
 
 @dataclasses.dataclass
 class Entry:
-  name: str
-  sizes: dict[str, tuple[int, int]]
   rows: list[Row]
   done: bool = False
 
 
-GOOD = {"name": "a", "sizes": {"b": [1, 2]}, "rows": [{"step": 1, "loss": 2}], "more": 1}
+GOOD = {"rows": [{"step": 1, "sizes": {"b": [1, 2]}}], "more": 1}
+
+
+def one_row(step=1, sizes=None):
+  return {"rows": [{"step": step, "sizes": sizes or {}}]}
 
 
 @pytest.mark.parametrize(
   "value, words",
   [
     ([], "Input should be an object"),
-    ({}, "name: Field required"),
-    (GOOD | {"sizes": {"b": [1, "2"]}}, "sizes.b.1: Input should be a valid integer"),
-    (GOOD | {"sizes": {"\n\u2028": 3}}, "sizes.\\n\\u2028: Input should be"),
-    (GOOD | {"rows": [{"step": True, "loss": None}]}, "rows.0.step: Input should be a valid int"),
-    (GOOD | {"rows": [{"step": 0, "loss": None}]}, "rows.0.step: Input should be greater than"),
+    ({}, "rows: Field required"),
+    (one_row(sizes={"b": [1, "2"]}), "rows.0.sizes.b.1: Input should be a valid integer"),
+    (one_row(sizes={"\n\u2028": 3}), "rows.0.sizes.\\n\\u2028: Input should be"),
+    (one_row(step=True), "rows.0.step: Input should be a valid int"),
+    (one_row(step=0), "rows.0.step: Input should be greater than"),
   ],
 )
 def test_a_value_of_another_type_is_named(value, words):
@@ -182,8 +181,6 @@ def test_what_is_no_strict_json(text, reason):
 
 def test_what_json_may_hold():
   assert parse_json(json.dumps(GOOD), Entry) == GOOD
-  text = '{"a": [1, -2.5e-3, null, true, "\\u2028"]}'
-  assert parse_json(text) == {"a": [1, -2.5e-3, None, True, "\u2028"]}
   for value in (float("nan"), [float("inf")], {"a": -float("inf")}):
     with pytest.raises(ValueError):
       dump_json(value)
@@ -195,7 +192,7 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path):
   with pytest.raises(FileNotFoundError):
     read_bytes(path)
   for content, reason in (
-    (b"{}", "name: Field required"),
+    (b"{}", "rows: Field required"),
     (b"\xff\xfe", "it is no text in UTF-8"),
   ):
     path.write_bytes(content)

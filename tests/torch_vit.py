@@ -1,55 +1,51 @@
-"""timm's vision transformer with a class token, restated in torch: logits from a state dict."""
+"""timm's vision transformer; without a token, the plain baseline of Beyer et al. 2022."""
+
+import math
 
 import torch
 from torch.nn import functional
 
 
-def random_state(*, width, depth, mlp, patch, tokens, classes):
-  """Random float64 tensors under timm's names."""
-  torch.manual_seed(0)
-  shapes = {
-    "cls_token": (1, 1, width),
-    "pos_embed": (1, tokens + 1, width),
-    "patch_embed.proj.weight": (width, 3, patch, patch),
-    "patch_embed.proj.bias": (width,),
-    "norm.weight": (width,),
-    "norm.bias": (width,),
-    "head.weight": (classes, width),
-    "head.bias": (classes,),
-  }
-  for block in range(depth):
-    linear = {"attn.qkv": (3 * width, width), "attn.proj": (width, width)}
-    linear |= {"mlp.fc1": (mlp, width), "mlp.fc2": (width, mlp)}
-    for name, shape in linear.items():
-      shapes[f"blocks.{block}.{name}.weight"] = shape
-      shapes[f"blocks.{block}.{name}.bias"] = shape[:1]
-    for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
-      shapes[f"blocks.{block}.{name}"] = (width,)
-  return {name: 0.3 * torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
-
-
-def logits_of(state, images, *, heads):
-  """Logits of images [n, 3, h, w]."""
+def logits_of(state, images, heads):
+  """Logits of images [n, 3, h, w], whose pixels beyond whole patches are left out."""
 
   def linear(name, x):
     return functional.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
 
   def norm(name, x):
-    return functional.layer_norm(
-      x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], eps=1e-6
+    weights = state[f"{name}.weight"], state[f"{name}.bias"]
+    return functional.layer_norm(x, x.shape[-1:], *weights, eps=1e-6)
+
+  def positions(rows, columns, width):
+    quarter = width // 4
+    omega = [10_000.0 ** (-i / (quarter - 1)) for i in range(quarter)]
+    places = [(row, column) for row in range(rows) for column in range(columns)]
+    return torch.tensor(
+      [
+        [f(at * w) for at in (x, y) for f in (math.sin, math.cos) for w in omega] for y, x in places
+      ],
+      dtype=torch.float64,
     )
 
   weight = state["patch_embed.proj.weight"]
   x = functional.conv2d(images, weight, state["patch_embed.proj.bias"], stride=weight.shape[-1])
-  x = x.flatten(2).transpose(1, 2)
-  x = torch.cat([state["cls_token"].expand(len(x), -1, -1), x], dim=1) + state["pos_embed"]
+  (n, width, rows, columns), x = x.shape, x.flatten(2).transpose(1, 2)
+  timms = "cls_token" in state
+  if timms:
+    x = torch.cat([state["cls_token"].expand(n, -1, -1), x], dim=1) + state["pos_embed"]
+  else:
+    x = x + positions(rows, columns, width)
   for block in range(sum(name.endswith("norm1.bias") for name in state)):
     prefix = f"blocks.{block}"
-    n, tokens, width = x.shape
     qkv = linear(f"{prefix}.attn.qkv", norm(f"{prefix}.norm1", x))
-    q, k, v = qkv.reshape(n, tokens, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-    y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, tokens, width)
+    q, k, v = qkv.reshape(n, -1, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+    y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, -1, width)
     x = x + linear(f"{prefix}.attn.proj", y)
-    y = functional.gelu(linear(f"{prefix}.mlp.fc1", norm(f"{prefix}.norm2", x)))
+    y = linear(f"{prefix}.mlp.fc1", norm(f"{prefix}.norm2", x))
+    y = functional.gelu(y, approximate="none" if timms else "tanh")
     x = x + linear(f"{prefix}.mlp.fc2", y)
-  return linear("head", norm("norm", x)[:, 0])
+  x = norm("norm", x)
+  x = x[:, 0] if timms else x.mean(1)
+  if "pre_logits.fc.weight" in state:
+    x = torch.tanh(linear("pre_logits.fc", x))
+  return linear("head", x)

@@ -1,6 +1,5 @@
 """A training that compiles in seconds: ResNet-9 of width 4 on random 8 x 8 images."""
 
-import importlib.util
 import pathlib
 
 import flax.linen as nn
@@ -8,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
+from recipes import get_config
 
 from jaxspeed.config import checks
 from jaxspeed.data.batch import Batch, seed_key
@@ -27,7 +27,6 @@ MIXED = {
   "augment.mixup": 0.4,
   "augment.cutmix_alpha": 1.0,
 }
-CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 
 class LinearNet(nn.Module):
@@ -44,11 +43,7 @@ class LinearNet(nn.Module):
 
 def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
   """`get_config` of a file in configs/."""
-  spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, CONFIGS / file)
-  assert spec is not None and spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module.get_config(*([] if variant is None else [variant]))
+  return get_config(file.removesuffix(".py"), variant)
 
 
 def digits(cache: str = "", **fields) -> ConfigDict:

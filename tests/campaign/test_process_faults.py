@@ -68,24 +68,11 @@ def test_a_signal_to_a_run_of_one_process(lab, keep):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("on_error", ["continue", "stop"])
-def test_a_full_disk(lab, keep, count, on_error):
-  keep(faulty_disks.fill_disk(lab, count, on_error))
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_folder_that_turns_read_only(lab, keep, count):
-  keep(faulty_disks.make_unwritable(lab, count))
-
-
-def test_damaged_checkpoints_and_a_second_job(lab, keep):
-  run = lab.new_run()
-  keep(faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, count=1, moment="step"))
-  for kind in ("truncated file", "missing manifest", "junk directory with a step's name"):
-    keep(faulty_disks.damage(run, kind, 1))
-  keep(faulty_starts.start_a_second_job(run))
-  run.finish(1)
-  run.assert_as_undisturbed(1)
+@pytest.mark.parametrize(
+  "fault, on_error", [("full", "continue"), ("full", "stop"), ("read-only", "continue")]
+)
+def test_a_disk_that_takes_nothing(lab, keep, count, fault, on_error):
+  keep(faulty_disks.break_disk(lab, count, fault, on_error))
 
 
 def test_an_older_start_wakes_up(lab, keep):

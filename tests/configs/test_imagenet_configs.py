@@ -1,4 +1,7 @@
-"""The ImageNet recipes beside imagenet18 against their sources, and what all of them have."""
+"""ImageNet's recipes against their sources: every step, and the fields beside phases and rates."""
+
+import math
+import re
 
 import numpy as np
 import pytest
@@ -16,76 +19,39 @@ def test_every_imagenet_recipe_is_here():
   assert named == GPUS.keys()
 
 
-# Fields that all of a kind have, beside phases and rates.
+# Fields that all recipes of ResNet-50 have, and those in which they differ.
 SHARED = {
-  "precision": "auto",
-  "data.feed": "stream",
-  "data.name": "imagenet2012",
-  "data.classes": 1000,
-  "data.train_images": TRAIN_IMAGES,
-  "data.eval_images": 50_000,
   "augment.flip": "random",
-  "model.name": "resnet",
   "model.depth": 50,
   "model.width": 64,
-  "model.ghost_splits": 1,
   "model.norm_momentum": 0.9,
-  "optimizer.nesterov": False,
   "optimizer.rate_in_momentum": False,
   "optimizer.bias_decay_factor": 0.0,
   "optimizer.scale_decay_factor": 0.0,
   "optimizer.head_decay_factor": 1.0,
-  "average.kind": "none",
 }
-OF_SGD = SHARED | {
-  "target": 0.93,
-  "target_metric": "top5",
-  "optimizer.name": "sgd",
-  "optimizer.weight_decay": 1e-4,
-}
-OF_IMAGENET18 = OF_SGD | {
-  "label_smoothing": 0.0,
-  "loss_scale": 1024.0,
-  "data.last_batch": "keep",
-  "model.zero_init": True,
-  "model.blurpool": False,
-  "model.head_init": "normal",
-  "optimizer.momentum": 0.9,
-}
-OF_FFCV = OF_SGD | {
-  "batch_size": 8 * 512,
-  "label_smoothing": 0.1,
-  "loss_scale": 0.0,
-  "data.last_batch": "drop",
-  "model.zero_init": False,
-  "model.blurpool": True,
-  "model.head_init": "uniform",
-  "optimizer.momentum": 0.9,
-  "eval.mode": "flip",
-}
-OF_LARS = SHARED | {
-  "label_smoothing": 0.1,
-  "target_metric": "top1",
-  "model.blurpool": False,
-  "model.head_init": "normal",
-  "augment.min_scale": 0.05,
-  "optimizer.name": "lars",
-  "optimizer.lars_clip": (),
-}
+FIELDS = (
+  *("label_smoothing", "loss_scale", "data.last_batch", "optimizer.name", "optimizer.nesterov"),
+  *("model.zero_init", "model.blurpool", "model.head_init", "target_metric"),
+)
 KINDS = {
-  "imagenet18": OF_IMAGENET18,
-  "imagenet18_lambda": OF_IMAGENET18,
-  "imagenet_21epochs": OF_IMAGENET18 | {"optimizer.nesterov": True},
-  "imagenet_ffcv": OF_FFCV,
-  "imagenet_lars": OF_LARS,
+  "imagenet18": (0.0, 1024.0, "keep", "sgd", False, True, False, "normal", "top5"),
+  "imagenet18_lambda": (0.0, 1024.0, "keep", "sgd", False, True, False, "normal", "top5"),
+  "imagenet_21epochs": (0.0, 1024.0, "keep", "sgd", True, True, False, "normal", "top5"),
+  "imagenet_ffcv": (0.1, 0.0, "drop", "sgd", False, False, True, "uniform", "top5"),
+  "imagenet_lars": (0.1, 0.0, "drop", "lars", False, False, False, "normal", "top1"),
 }
 
 
 @pytest.mark.parametrize("named", [named for named in GPUS if named.split(":")[0] in KINDS])
 def test_a_recipe_has_the_fields_of_its_source(named):
   fields = dict(stored.leaves(checks.checked(get_named(named))))
-  kind = KINDS[named.split(":")[0]]
-  assert {field: fields[field] for field in kind} == kind
+  expected = SHARED | dict(zip(FIELDS, KINDS[named.split(":")[0]], strict=True))
+  if named == "imagenet_lars:81920":
+    expected["data.last_batch"] = "keep"
+  if expected["optimizer.name"] == "sgd":
+    expected |= {"target": 0.93, "optimizer.weight_decay": 1e-4, "optimizer.momentum": 0.9}
+  assert {field: fields[field] for field in expected} == expected
   # Of all sources only MLPerf's reference resizes without antialiasing.
   points = named.startswith("imagenet_lars") and named != "imagenet_lars:81920"
   assert fields["data.antialias"] is not points
@@ -97,13 +63,119 @@ def test_a_recipe_has_the_fields_of_its_source(named):
 @pytest.mark.parametrize("named", GPUS)
 def test_a_recipe_has_a_plan_for_its_gpus(named):
   plan = make_plan(get_named(named), devices=GPUS[named])
-  assert plan.streams and len(plan.table["learning_rate"]) == plan.total_steps
-  assert plan.epoch_of(plan.total_steps - 1)[0] == plan.epochs - 1
-  assert np.isfinite(plan.table["learning_rate"]).all()
+  assert plan.streams and plan.epoch_of(plan.total_steps - 1)[0] == plan.epochs - 1
   # One program for each shape, for each evaluation, and the first state.
   shapes = {(phase.image_size, phase.batch_size) for phase in plan.phases}
   evaluated = {(phase.eval_mode == "rect", phase.eval_size) for phase in plan.phases}
   assert len(plan.programs()) == 1 + len(shapes) + len(evaluated)
+
+
+# The phases of the originals. Of data: first epoch, pixels, images a GPU, short side of the copies
+# (0: originals), least scale. Of rates: epochs and rates; one number is a constant.
+IMAGENET18 = {
+  "imagenet18:1": (
+    "0 128 512 160 0.08, 13 224 224 352 0.087, 25 288 128 0 0.5",
+    "0-7 1 2, 7-13 2 0.25, 13-22 0.4375 0.04375, 22-25 0.04375 0.004375, 25-28 0.0025 0.00025",
+  ),
+  # The second repository, whose rate falls to a tenth within seven epochs and not eight.
+  "imagenet18:2": (
+    "0 128 256 160 0.08, 6 128 512 160 0.08, 13 224 224 352 0.087, 28 288 128 0 0.5",
+    "0-6 1.5 3, 6 3, 11-13 3 1.5, 13 1.3125, 16-23 1.3125 0.13125, 23-28 0.13125 0.013125, "
+    "28-30 0.0075 0.00075",
+  ),
+  "imagenet18:4": (
+    "0 128 256 160 0.08, 6 128 512 160 0.08, 13 224 224 352 0.087, 28 288 128 0 0.5",
+    "0-6 2 4, 6 4, 11-13 4 2, 13 1.75, 16-24 1.75 0.175, 24-28 0.175 0.0175, 28-30 0.01 0.001",
+  ),
+  "imagenet18:8": (
+    "0 128 128 160 0.08, 6 128 256 160 0.08, 14 224 128 352 0.087, 17 224 224 352 0.087, "
+    "29 288 128 0 0.5",
+    "0-6 1.92 3.84, 6 3.84, 11-14 3.84 1.92, 14 1.92, 17-23 1.92 0.336, 23-29 0.336 0.0336, "
+    "29-36 0.0192 0.00192",
+  ),
+  "imagenet18:16": (
+    "0 128 64 160 0.08, 6 128 128 160 0.08, 16 224 64 0 0.08, 19 224 192 0 0.08, 37 288 128 0 0.5",
+    "0-6 1.88 3.76, 6 3.76, 16 1.88, 19 0.564, 31 0.0564, 37 0.0376, 38 0.00376",
+  ),
+  "imagenet18_lambda:8": (
+    "0 128 512 160 0.08, 13 224 224 320 0.087, 25 288 128 0 0.5",
+    "0-7 1 2, 7-13 2 0.25, 13-22 0.4375 0.04375, 22-25 0.04375 0.004375, 25-28 0.0025 0.00025",
+  ),
+  "imagenet18_lambda:4": (
+    "0 128 256 160 0.08, 15 224 112 320 0.087, 28 288 64 0 0.5",
+    "0-8 0.5 1, 8-15 1 0.125, 15-25 0.22 0.022, 25-28 0.022 0.0022, 28-29 0.00125 0.000125",
+  ),
+}
+# Epochs, steps an epoch of each phase, the last rate.
+ENDS = {
+  "imagenet18:1": (28, [313, 715, 1252], 0.00025),
+  "imagenet18:2": (30, [313, 157, 358, 626], 0.00075),
+  "imagenet18:4": (30, [157, 79, 179, 313], 0.001),
+  "imagenet18:8": (36, [157, 79, 157, 90, 157], 0.00192),
+  "imagenet18:16": (50, [157, 79, 157, 53, 79], 0.00376),
+  "imagenet18_lambda:8": (28, [313, 715, 1252], 0.00025),
+  "imagenet18_lambda:4": (29, [1252, 2860, 5005], 0.000125),
+}
+
+
+def numbers(rows):
+  return [[float(word) for word in re.split("[ -]", row)] for row in rows.split(", ")]
+
+
+def steps_of(data, rates, gpus, epochs):
+  """Every step as the original takes it: epoch, number from 1, pixels, images, rate, least scale.
+
+  Of data and of rates, the last phase that has begun counts. A rate between two is linear: its
+  first step is one increment in.
+  """
+  for epoch in range(epochs):
+    _, pixels, batch, _, min_scale = [row for row in data if row[0] <= epoch][-1]
+    begins, *values = [row for row in rates if row[0] <= epoch][-1]
+    total = math.ceil(TRAIN_IMAGES / (batch * gpus))
+    for number in range(1, total + 1):
+      rate = values[0]
+      if len(values) == 3:
+        ends, first, last = values
+        done = (epoch - begins) * total + number
+        rate = first + done * (last - first) / ((ends - begins) * total)
+      images = min(batch * gpus, TRAIN_IMAGES - (number - 1) * batch * gpus)
+      yield epoch, number, pixels, images, rate, min_scale
+
+
+@pytest.mark.parametrize("named", IMAGENET18)
+def test_imagenet18_takes_the_steps_of_the_original(named):
+  data, rates = map(numbers, IMAGENET18[named])
+  epochs, steps_per_epoch, last_rate = ENDS[named]
+  plan = make_plan(get_named(named), devices=GPUS[named])
+  expected = list(steps_of(data, rates, GPUS[named], epochs))
+  np.testing.assert_allclose(list(steps_planned(plan)), expected, rtol=0, atol=1e-12)
+  assert [phase.steps_per_epoch for phase in plan.phases] == steps_per_epoch
+  assert plan.table["learning_rate"][-1] == pytest.approx(last_rate, abs=1e-12)
+  resized = {128: 145, 224: 255, 288: 328}  # int(1.14 x)
+  for phase, (_, pixels, _, copies, _) in zip(plan.phases, data, strict=True):
+    assert (phase.copies, phase.eval_mode) == (copies, "rect" if pixels == 288 else "center")
+    assert (phase.eval_size, phase.eval_resize) == (pixels, resized[pixels])
+
+
+# "Changing LR" in dawn/logs/single_machine/event.log, a run of 8 machines: epoch -> first and last.
+LOG = {
+  0: (1.9220382165605094, 2.2399999999999998),
+  5: (3.5220382165605093, 3.84),
+  11: (3.831898734177215, 3.1999999999999997),
+  13: (2.551898734177215, 1.9199999999999997),
+  14: (1.92, 1.92),
+  17: (1.9170666666666667, 1.656),
+  22: (0.5970666666666669, 0.3360000000000001),
+  28: (0.08344000000000007, 0.033600000000000074),
+}
+
+
+def test_eight_machines_have_the_rates_of_the_published_log():
+  plan = make_plan(get_named("imagenet18:8"), devices=64)
+  for epoch, ends in LOG.items():
+    start = plan.first_step_of(epoch)
+    rates = plan.table["learning_rate"][start : start + plan.steps_in_epoch(epoch)]
+    np.testing.assert_allclose([rates[0], rates[-1]], ends, rtol=0, atol=1e-12)
 
 
 def test_21_epochs_are_those_of_the_entry():
@@ -128,28 +200,19 @@ def test_21_epochs_are_those_of_the_entry():
   np.testing.assert_allclose(plan.table["momentum"], momentum, rtol=0, atol=1e-12)
 
 
-# rn50_configs/*.yaml: epochs -> start_ramp, end_ramp; and the first epoch of 192 pixels.
-RAMPS = {
-  16: (11, 13, 12),
-  24: (17, 20, 19),
-  32: (23, 27, 25),
-  40: (29, 34, 32),
-  56: (41, 48, 45),
-  88: (65, 76, 71),
-}
+# rn50_configs/*.yaml: epochs -> start_ramp, end_ramp.
+RAMPS = {16: (11, 13), 24: (17, 20), 32: (23, 27), 40: (29, 34), 56: (41, 48), 88: (65, 76)}
 
 
 @pytest.mark.parametrize("epochs", RAMPS)
 def test_ffcv_takes_the_steps_of_the_original(epochs):
-  *ramp, first_of_192 = RAMPS[epochs]
   config = get_named(f"imagenet_ffcv:{epochs}")
   plan = make_plan(config, devices=8)
   steps = TRAIN_IMAGES // 4096
   knots, values = [0, 2, epochs], [1e-4 * 1.7, 1.7, 0]
   expected = []
   for epoch in range(epochs):
-    side = 32 * round(np.interp(epoch, ramp, (160, 192)) / 32)  # halves to even
-    assert side == (160 if epoch < first_of_192 else 192)
+    side = 32 * round(np.interp(epoch, RAMPS[epochs], (160, 192)) / 32)  # halves to even
     ends = [np.interp(at, knots, values) for at in (epoch, epoch + 1)]
     rates = np.interp(np.arange(steps), [0, steps], ends)
     expected += [(epoch, n, side, 4096, rate, 0.08) for n, rate in enumerate(rates, 1)]
@@ -158,23 +221,18 @@ def test_ffcv_takes_the_steps_of_the_original(epochs):
   assert {(phase.eval_size, phase.eval_resize) for phase in plan.phases} == {(256, 292)}
 
 
-# rcps_resnet.json: batch -> rate, warm-up in epochs, momentum, weight decay, steps of the fall.
+# rcps_resnet.json, as the recipe's header shows it: batch -> rate, warm-up in epochs, momentum,
+# weight decay, steps of the fall.
+ROW = re.compile(r"^ +(\d+) +([\d.]+) +(\d+) +([\d.]+) +(\S+e-\d) +([\d,]+)  +\d+-\d+$", re.M)
 POINTS = {
-  1632: (7.4, 2, 0.9, 5e-5, 27476),
-  3264: (10.5, 2, 0.9, 5e-5, 14523),
-  4096: (10, 5, 0.9, 2e-4, 13137),
-  8192: (17, 5, 0.9, 2e-4, 6095),
-  13056: (12.8, 9, 0.9, 2.5e-5, 4710),
-  32768: (21.2, 16, 0.94, 2.5e-5, 2267),
-  49152: (19.405, 24, 0.951807, 1e-4, 1846),
-  58880: (23.246, 29, 0.951807, 1e-4, 1785),
-  65536: (24.699, 31, 0.951807, 1e-4, 1133),
-  67840: (24.699, 31, 0.951807, 1e-4, 1133),
+  int(batch): [float(word.replace(",", "")) for word in row]
+  for batch, *row in ROW.findall(recipe("imagenet_lars").__doc__)
 }
 
 
 @pytest.mark.parametrize("batch", POINTS)
 def test_lars_rises_and_falls_as_the_reference_points(batch):
+  assert len(POINTS) == 10
   peak, warmup_epochs, momentum, weight_decay, fall = POINTS[batch]
   config = get_named(f"imagenet_lars:{batch}")
   plan = make_plan(config, devices=GPUS[f"imagenet_lars:{batch}"])

@@ -1,7 +1,5 @@
 """Gradients in groups: their order, their sums, and the all-reduces of the compiled programs."""
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,8 +37,7 @@ def test_layers_stand_in_the_order_in_which_they_run():
 def test_sums_are_those_of_the_devices(group_mb, dtype):
   mesh = mesh_lib.make_mesh(4)
   rng = np.random.default_rng(0)
-  gradient = {"b": rng.normal(size=(4, 3, 5)).astype(np.float32), "a": rng.normal(size=(4, 7))}
-  gradient["a"] = gradient["a"].astype(np.float32)
+  gradient = {"b": rng.random((4, 3, 5), np.float32) - 0.5, "a": rng.random((4, 7), np.float32)}
   rest = {"count": np.arange(4, dtype=np.int32)[:, None], "x": rng.random((4, 2), np.float32)}
 
   def body(gradient, rest):
@@ -74,19 +71,6 @@ def test_all_reduces_of_a_program_are_counted_in_bytes():
   assert allreduce.count(HLO) == [1024 * 3 * 4, 10 * 4 + 4 * 2 * 2, 4]
   assert allreduce.describe(HLO) == "3 all-reduces of 4e-06 to 0.0123 MB, 0.01235 MB in all"
   assert allreduce.describe("%a = f32[3] add(%b, %c)") == "no all-reduce"
-
-
-def test_the_time_to_read_a_program_grows_with_its_length():
-  """ResNet-50's has 4 MB for a GPU; a search that began anew inside each line took minutes."""
-
-  def seconds(length):
-    line = "  %x = bf16[128,56,56,64]{3,2,1,0} fusion(%a, %b), calls=%c, " + "x" * length
-    start = time.process_time()
-    assert allreduce.count("\n".join([line] * 200) + HLO) == allreduce.count(HLO)
-    return time.process_time() - start
-
-  # 16 times the length, and 256 times the work if each place began a search to the line's end.
-  assert min(seconds(32_000) for _ in range(3)) < 100 * min(seconds(2000) for _ in range(3))
 
 
 def test_the_resident_step_has_one_all_reduce_a_group():

@@ -38,24 +38,18 @@ def test_auto_is_what_the_device_is_fast_in(kind, expected):
 def test_float64_is_for_cpus_with_jaxs_64_bit_types(float64):
   assert precision.resolve("float64", device("cpu")) == "float64"
   assert precision.accumulation(precision.DTYPES["float64"]) == np.float64
-  with pytest.raises(UserError) as caught:
+  with pytest.raises(
+    UserError, match="'float64': it is for CPUs, and .* a GPU: .*JAX_PLATFORMS=cpu"
+  ):
     precision.resolve("float64", device("gpu", compute_capability="9.0"))
-  assert str(caught.value) == (
-    "config.precision='float64': it is for CPUs, and this is a GPU: choose another one, or set "
-    "JAX_PLATFORMS=cpu in the environment."
-  )
 
 
 def test_float64_without_jaxs_64_bit_types_is_told():
-  with pytest.raises(UserError) as caught:
+  with pytest.raises(UserError, match="'float64': JAX's 64-bit .* off: set JAX_ENABLE_X64=1 in"):
     toy_spec(toy_config(precision="float64"))
-  assert str(caught.value) == (
-    "config.precision='float64': JAX's 64-bit types are off: set JAX_ENABLE_X64=1 in the "
-    "environment."
-  )
 
 
-@pytest.mark.parametrize("name", [name for name in precision.DTYPES])
+@pytest.mark.parametrize("name", precision.DTYPES)
 def test_the_types_are_there_in_every_thread_of_a_block_and_as_before_behind_it(name):
   def width():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -79,11 +73,8 @@ def test_the_types_are_there_in_every_thread_of_a_block_and_as_before_behind_it(
     (0.0, [4001], (2.0**18, 1)),
     (0.0, [1999, -1], (2.0**15, 0)),
     (0.0, [1999, -1, 2000], (2.0**16, 0)),
-    (0.0, [-17], (1.0, 0)),
-    # A given one never changes.
-    (1024.0, [4001], (1024.0, 0)),
-    (1024.0, [-1], (1024.0, 0)),
-    (0.5, [-1], (0.5, 0)),
+    (0.0, [-17], (1.0, 0)),  # halvings that are not too many
+    (1024.0, [4001, -1], (1024.0, 0)),  # a given one never changes
   ],
 )
 def test_a_loss_scale_doubles_after_2000_finite_steps_and_halves_at_an_overflow(
@@ -94,16 +85,8 @@ def test_a_loss_scale_doubles_after_2000_finite_steps_and_halves_at_an_overflow(
     finite = jnp.bool_(count > 0)
     scale = jax.lax.fori_loop(0, abs(count), lambda _, s, f=finite: s.update(f), scale)
   assert (float(scale.scale), int(scale.good_steps)) == expected
-
-
-@pytest.mark.parametrize("given", [0.0, 1024.0])
-def test_skipped_steps_are_counted_in_one_program(given):
-  update = jax.jit(lambda scale, finite: scale.update(finite))
-  scale = LossScale.create(given)
-  for finite in (True, False, True, False, False):
-    scale = update(scale, jnp.bool_(finite))
-  assert int(scale.skipped) == 3
-  assert update._cache_size() == 1
+  assert int(scale.skipped) == -sum(count for count in steps if count < 0)
+  assert float(scale.reported_loss(jnp.float32(0))) == 0
 
 
 def test_the_loss_tells_when_too_many_steps_in_a_row_were_skipped():
@@ -118,35 +101,15 @@ def test_the_loss_tells_when_too_many_steps_in_a_row_were_skipped():
   assert float(scale.reported_loss(jnp.float32(2.5))) == 2.5
 
 
-def test_the_halvings_of_a_first_scale_are_not_too_many():
-  scale, halvings = LossScale.create(), 0
-  while float(scale.scale) > 1:
-    scale, halvings = scale.update(jnp.bool_(False)), halvings + 1
-    assert np.isfinite(scale.reported_loss(jnp.float32(0)))
-  assert halvings == 16 and int(scale.in_row) < precision.MOST_SKIPPED
-
-
-@pytest.mark.float16
-@pytest.mark.parametrize(
-  "values, expected",
-  [
-    ([0.0, 1e30], True),
-    ([-np.inf, 0.0], False),
-    ([np.nan, 0.0], False),
-    ([np.inf, -np.inf], False),
-  ],
-)
-def test_all_finite_sees_one_number_of_many(values, expected):
-  zeros = jnp.zeros((3, 4), jnp.float16)
-  tree = {"a": zeros.astype(jnp.float32), "b": [jnp.asarray(values, jnp.float32)]}
-  assert bool(precision.all_finite(tree)) is expected
-
-
-def test_select_takes_the_whole_new_tree_or_the_whole_old_one():
-  new = {"a": jnp.arange(3.0), "n": jnp.int32(1)}
-  old = {"a": jnp.full(3, jnp.nan), "n": jnp.int32(0)}
-  taken = precision.select(jnp.bool_(True), new, old)
-  np.testing.assert_array_equal(taken["a"], [0, 1, 2])
-  assert int(taken["n"]) == 1 and taken["n"].dtype == jnp.int32
-  kept = precision.select(jnp.bool_(False), new, old)
-  assert np.isnan(kept["a"]).all() and int(kept["n"]) == 0
+def test_one_number_that_is_not_finite_is_seen_and_the_old_tree_is_taken():
+  new = {"a": jnp.zeros((3, 4)), "n": [jnp.int32(1)]}
+  old = {"a": jnp.full((3, 4), 7.0), "n": [jnp.int32(0)]}
+  for value in (1e30, np.nan, np.inf, -np.inf):
+    changed = new | {"a": new["a"].at[2, 1].set(value)}
+    finite = precision.all_finite({"a": changed["a"]})
+    assert bool(finite) is (value == 1e30)
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      precision.select(finite, changed, old),
+      changed if value == 1e30 else old,
+    )

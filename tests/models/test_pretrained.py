@@ -1,4 +1,4 @@
-"""Weights of torchvision's and timm's ResNets in .safetensors files."""
+"""Weights of ResNets and vision transformers in .safetensors files, and what is refused."""
 
 import functools
 import pathlib
@@ -13,6 +13,8 @@ from jaxspeed.errors import UserError
 from jaxspeed.models.exchange import load_weights, save_weights
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.models.resnet_weights import RESNET
+from jaxspeed.models.vit import ViT
+from jaxspeed.models.vit_weights import VIT
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
 
@@ -49,14 +51,6 @@ def assert_equal(actual, expected):
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_what_is_saved_is_loaded(tmp_path):
-  model = ResNet(101, classes=3, width=4)
-  variables = random_variables(model)
-  save_weights(tmp_path / "net.safetensors", jax.tree.map(jnp.asarray, variables), RESNET)
-  assert_equal(load_weights(tmp_path / "net.safetensors", shapes_of(model), RESNET), variables)
-  assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
-
-
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float64])
 def test_other_floats_become_those_of_the_net(dtype, saved):
   expected = random_variables(SMALL)
@@ -82,44 +76,51 @@ def test_a_new_head_is_the_initial_one(fc, saved):
   assert_equal(loaded, theirs)
 
 
-def test_counters_of_batches_are_passed_over(saved):
-  rewrite(saved, lambda tensors: tensors.update({"bn1.num_batches_tracked": np.array(3)}))
-  assert_equal(load_weights(saved, shapes_of(SMALL), RESNET), random_variables(SMALL))
+def without(name):
+  return lambda tensors: tensors.pop(name)
+
+
+def holding(**tensors):
+  return lambda t: t.update({name.replace("__", "."): value for name, value in tensors.items()})
+
+
+def filled(name, value):
+  return lambda tensors: tensors[name].fill(value)
+
+
+def zeros(*shape, dtype=np.float32):
+  return np.zeros(shape, dtype)
 
 
 @pytest.mark.parametrize(
   "change, sentence",
   [
     (
-      lambda t: t.pop("layer3.1.bn2.running_var"),
+      without("layer3.1.bn2.running_var"),
       "lacks layer3.1.bn2.running_var; it must hold torchvision's or timm's ResNet,",
     ),
     (
-      lambda t: t.update({f"conv1.{i}.weight": np.zeros(3, np.float32) for i in range(5)}),
+      holding(**{f"conv1.{i}.weight": zeros(3) for i in range(5)}),
       r"has unknown tensors: conv1.0.weight, conv1.1.weight, conv1.2.weight and 2 more; it ",
     ),
     (
-      lambda t: t.update({"bn1.weight": np.zeros(8, np.float32)}),
+      holding(bn1__weight=zeros(8)),
       r"bn1.weight has shape \[8\], but the model's has \[4\]: name the weights of a model of the ",
     ),
     (
-      lambda t: t.update({"fc.weight": np.zeros((9, 32), np.float32)}),
+      holding(fc__weight=zeros(9, 32)),
       "has 9 classes, but the model has 5: choose the data set of these weights, or --config",
     ),
     (
-      lambda t: t.update({"conv1.weight": np.zeros((4, 3, 7, 7), np.int8)}),
+      holding(conv1__weight=zeros(4, 3, 7, 7, dtype=np.int8)),
       "conv1.weight is stored as I8, but only F64, F32, F16, BF16 are read",
     ),
+    (filled("bn1.weight", np.nan), "bn1.weight has numbers that are not finite .*: name other"),
     (
-      lambda t: t["bn1.weight"].fill(np.nan),
-      "bn1.weight has numbers that are not finite .*: name other weights",
-    ),
-    (
-      lambda t: t["layer1.0.bn1.running_var"].fill(-0.5),
-      "layer1.0.bn1.running_var has negative variances: name other weights",
+      filled("layer1.0.bn1.running_var", -0.5),
+      "bn1.running_var has negative variances: name other",
     ),
   ],
-  ids=["missing", "unknown", "shape", "classes", "integers", "nan", "negative"],
 )
 def test_a_file_that_does_not_fit_is_refused(change, sentence, saved):
   rewrite(saved, change)
@@ -128,52 +129,59 @@ def test_a_file_that_does_not_fit_is_refused(change, sentence, saved):
   assert str(saved) in str(raised.value)
 
 
+VITS = dict(classes=5, patch_size=4, width=16, depth=2, heads=4, mlp=24)
+
+
 @pytest.mark.parametrize(
   "model, sentence",
   [
     (ResNet(34, classes=5, width=4), "of depth 18, .* set config.model.depth=18 or name"),
     (ResNet(50, classes=5, width=4), "of depth 18, .* set config.model.depth=18 or name"),
     (ResNet(18, classes=5, width=8), "width 4, but .* has width 8: set config.model.width=4 or"),
+    (ViT(**VITS | {"depth": 3}), "depth 2, but the config's has depth 3: set config.model.depth=2"),
+    (ViT(**VITS | {"classes": 7}), "has 5 classes, but the model has 7"),
+    (ViT(**VITS | {"width": 32}), "width 16, but .* width 32: set config.model.width=16 or name"),
+    (
+      ViT(**VITS, pool="token", posemb="learned"),
+      "lacks cls_token, pos_embed; it must hold timm's",
+    ),
   ],
 )
-def test_another_depth_or_width_is_named(model, sentence, saved):
+def test_weights_of_another_model_are_refused(model, sentence, tmp_path):
+  theirs, layout = (SMALL, RESNET) if isinstance(model, ResNet) else (ViT(**VITS), VIT)
+  save_weights(tmp_path / "net.safetensors", random_variables(theirs), layout)
   with pytest.raises(UserError, match=sentence):
-    load_weights(saved, shapes_of(model), RESNET)
+    load_weights(tmp_path / "net.safetensors", shapes_of(model), layout)
 
 
-@pytest.mark.parametrize("name", ["net.pth", "net.pt", "pytorch_model.bin", "NET.PTH", "net.tar"])
-def test_a_pickle_is_refused_unread_and_told_how_to_convert(name, tmp_path):
-  sentence = r"is a pickle.*safetensors.torch.save_file\(torch.load\('.*', weights_only=True\), '"
+PICKLE = r"is a pickle.*safetensors.torch.save_file\(torch.load\('.*', weights_only=True\), '"
+
+
+@pytest.mark.parametrize(
+  "name, content, sentence",
+  [
+    # By its name a pickle is refused unread, and told how to convert.
+    *((f"net{suffix}", None, PICKLE) for suffix in (".pth", ".pt", ".bin", ".PTH", ".tar")),
+    # A renamed one is known by its first bytes.
+    *(
+      ("net.safetensors", begin + b"abcd" + bytes(50), r"is a pickle.*'net_converted.safetensors'")
+      for begin in (b"PK\x03\x04", b"\x80\x02", b"\x80\x05")
+    ),
+    ("net.safetensors", None, "does not exist: name the weights"),
+    ("net.safetensors", b"GIF89a no such file", "cannot be read as .safetensors"),
+    ("", None, "is a folder"),
+  ],
+)
+def test_a_file_that_is_something_else_is_refused(name, content, sentence, tmp_path):
+  if content:
+    (tmp_path / name).write_bytes(content)
   with pytest.raises(UserError, match=sentence):
     load_weights(tmp_path / name, shapes_of(SMALL), RESNET)
 
 
-@pytest.mark.parametrize(
-  "content, sentence",
-  [  # a renamed pickle is known by its first bytes
-    *(
-      (begin + b"abcd" + bytes(50), r"is a pickle.*save_file\(.*'net_converted.safetensors'")
-      for begin in (b"PK\x03\x04", b"\x80\x02", b"\x80\x05")
-    ),
-    (None, "does not exist: name the weights"),
-    (b"GIF89a no such file", "cannot be read as .safetensors"),
-  ],
-)
-def test_a_file_that_is_missing_or_something_else_is_told(content, sentence, tmp_path):
-  path = tmp_path / "net.safetensors"
-  if content:
-    path.write_bytes(content)
-  with pytest.raises(UserError, match=sentence):
-    load_weights(path, shapes_of(SMALL), RESNET)
-
-
-def test_a_file_that_is_cut_off_or_a_folder_is_told(saved, tmp_path):
+def test_a_file_that_is_cut_off_or_cannot_be_written_is_told(saved, tmp_path):
   saved.write_bytes(saved.read_bytes()[:-10])
-  for path, sentence in ((saved, "cannot be read as .safetensors"), (tmp_path, "is a folder")):
-    with pytest.raises(UserError, match=sentence):
-      load_weights(path, shapes_of(SMALL), RESNET)
-
-
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+  with pytest.raises(UserError, match="cannot be read as .safetensors"):
+    load_weights(saved, shapes_of(SMALL), RESNET)
   with pytest.raises(UserError, match="no_folder/net.safetensors cannot be written"):
     save_weights(tmp_path / "no_folder" / "net.safetensors", random_variables(SMALL), RESNET)

@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 functional = torch.nn.functional
 
-from torch_resnet import random_resnet  # noqa: E402 (it needs torch)
+from torch_nets import drawn, nchw  # noqa: E402 (it needs torch)
+from torch_resnet import random_resnet  # noqa: E402
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
@@ -28,27 +29,9 @@ def random(*shape, seed=0):
   return np.random.default_rng(seed).standard_normal(shape)
 
 
-def to_torch(x):
-  """NHWC to a torch NCHW leaf that takes a gradient."""
-  return torch.tensor(np.asarray(x).transpose(0, 3, 1, 2).copy()).requires_grad_()
-
-
 def shapes_of(model, size=32):
   images = jax.ShapeDtypeStruct((2, size, size, 3), model.dtype)
   return jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
-
-
-def random_variables(model):
-  """Norms at their initial values and kernels of Kaiming's size: fast, where `init` compiles."""
-  rng = np.random.default_rng(1)
-
-  def draw(path, leaf):
-    if path[-1].key == "kernel":
-      fan_out = leaf.size / leaf.shape[-1]
-      return (rng.standard_normal(leaf.shape) * np.sqrt(2 / fan_out)).astype(leaf.dtype)
-    return np.full(leaf.shape, path[-1].key in ("scale", "var"), leaf.dtype)
-
-  return jax.tree_util.tree_map_with_path(draw, shapes_of(model))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -116,13 +99,13 @@ def test_logits_statistics_and_gradients_are_torchs(fields, tmp_path):
     assert name.endswith("num_batches_tracked") or torch.equal(back.pop(name), value), name
   assert not back
   ours = logits(model, variables, images)
-  expected = theirs.eval()(to_torch(images)).detach().numpy()
+  expected = theirs.eval()(nchw(images)).detach().numpy()
   assert 0.1 < np.abs(expected).max()
   assert_equal(ours, expected)
 
   theirs.train()
   (loss, (y, stats)), grads = loss_and_all(model, variables, images, labels)
-  their_y = theirs(to_torch(images))
+  their_y = theirs(nchw(images))
   their_loss = functional.cross_entropy(their_y, torch.tensor(labels))
   their_loss.backward()
   assert_equal(y, their_y.detach().numpy())
@@ -184,7 +167,7 @@ def test_initial_values(head_init, largest):
 def test_ghost_batches_and_momentum_reach_every_norm():
   fields = {"depth": 18, "classes": 3, "width": 4}
   images = random(8, 32, 32, 3)
-  variables = random_variables(Net(**fields))
+  variables = drawn(shapes_of(Net(**fields)), np.random.default_rng(1))
   model = Net(**fields, ghost_splits=2, norm_momentum=0.75)
   y, stats = train_logits(model, variables, images)
   parts = [train_logits(Net(**fields), variables, images[part::2]) for part in (0, 1)]
@@ -196,15 +179,3 @@ def test_ghost_batches_and_momentum_reach_every_norm():
     assert_equal(stats, old + 0.25 / 0.1 * ((first + second) / 2 - old))
 
   jax.tree.map(check, stats, variables["batch_stats"], parts[0][1], parts[1][1])
-
-
-def test_bfloat16_keeps_parameters_statistics_and_logits_in_float32():
-  images = random(8, 64, 64, 3).astype(np.float32)
-  variables = random_variables(ResNet(18, classes=10, width=16))
-  model = ResNet(18, classes=10, width=16, dtype=jnp.bfloat16)
-  half = logits(model, variables, images)
-  assert half.dtype == jnp.float32
-  exact = logits(ResNet(18, classes=10, width=16), variables, images)
-  difference = np.abs(half - exact).max() / np.abs(exact).max()
-  assert 1e-5 < difference < 0.05  # 8 bits of mantissa
-  assert {leaf.dtype for leaf in jax.tree.leaves(shapes_of(model))} == {np.dtype(np.float32)}

@@ -140,21 +140,10 @@ class Layers:
     return {part: jax.tree.map(lambda _, n=numbers[part]: n, tree) for part, tree in params.items()}
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_a_layers_rate_is_the_decay_to_the_number_of_layers_after_it(name):
-  config = config_of(name, layer_decay=0.5, head_rate_factor=4.0)
-
-  def group(name, step, rate):
-    return None if "whiten" in name else (rate * (4.0 if "head" in name else 0.25), 0.05)
-
-  optimizer = with_clipping_and_layer_decay(made(config), config, LABELS, Layers())
-  assert_same(trained(optimizer)[0], torch_trained(of_torch(config), group))
-
-
-@pytest.mark.parametrize("name", ["sgd", "lars", "own"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "own"])
 def test_a_layers_rate_is_a_rate_for_every_optimizer(name):
-  """Each part as if it were trained alone at its rate."""
-  config = config_of("lars" if name == "lars" else "sgd", layer_decay=0.5)
+  """Each part as if it were trained alone at the decay to the number of layers after it."""
+  config = config_of("sgd" if name == "own" else name, layer_decay=0.5)
   config.optimizer.rate_in_momentum = name == "sgd"
   optimizer = made(config, optax.scale_by_lion() if name == "own" else None)
   found, _ = trained(with_clipping_and_layer_decay(optimizer, config, LABELS, Layers()))
@@ -210,42 +199,15 @@ def test_the_layers_of_our_models_are_timms(model, powers, every):
 def test_a_model_without_layers_gets_one_sentence():
   config = config_of(layer_decay=0.5)
   config.name = "x"
-  config.model = dict(name="resnet9", width=4)
-  with pytest.raises(
-    UserError,
-    match="layer_decay=0.5 with config.model.name='resnet9': the model has no method param_layers",
+  for model, optimizer, sentence in (
+    ("resnet9", "adamw", "with config.model.name='resnet9': the model has no method param_layers"),
+    ("vit", "muon", "with .*: Muon scales all kernels"),
   ):
-    checks.checked(config)
-  config.model = dict(name="vit")
-  checks.checked(config)
-  config.optimizer.name = "muon"
-  with pytest.raises(
-    UserError, match="^config.optimizer.layer_decay=0.5 with .*: Muon scales all kernels"
-  ):
-    checks.checked(config)
+    config.model, config.optimizer.name = dict(name=model), optimizer
+    with pytest.raises(UserError, match=f"^config.optimizer.layer_decay=0.5 {sentence}"):
+      checks.checked(config)
   with pytest.raises(UserError, match=r"layer_decay: object has no method param_layers\(params\)"):
     layers_of(object(), small_net())
-
-
-@pytest.mark.parametrize(
-  "layers, sentence",
-  [
-    (lambda params: {"head": 0}, "Own.param_layers returns a tree of another structure than the"),
-    (
-      lambda params: jax.tree.map(lambda _: -1, params),
-      "Own.param_layers gives head.bias the layer -1: use integers",
-    ),
-    (
-      lambda params: jax.tree.map(lambda _: 0.5, params),
-      "Own.param_layers gives head.bias the layer 0.5: use integers",
-    ),
-    (lambda params: params["nothing"], "Own.param_layers fails .KeyError: 'nothing'.: it must"),
-  ],
-)
-def test_layers_that_are_none_are_one_sentence(layers, sentence):
-  own = type("Own", (), {"param_layers": lambda self, params: layers(params)})()
-  with pytest.raises(UserError, match=f"^{sentence}"):
-    layers_of(own, small_net())
 
 
 def test_only_these_two_fields_go_with_an_optimizer_from_python():

@@ -11,6 +11,7 @@ from small_net import make_config
 
 from jaxspeed.errors import UserError
 from jaxspeed.optim.groups import LABELS, labels_of
+from jaxspeed.optim.layers import layers_of
 from jaxspeed.optim.make import make_optimizer
 
 
@@ -31,13 +32,12 @@ class Plain(nn.Module):
     return x + nn.Dense(5, name="m_side")(x)[:, :1]
 
 
+labels = functools.partial(labels_of, classes=4, image_size=6)
+
+
 def params_of(model):
   init = functools.partial(model.init, train=False)
   return jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 6, 6, 3)))["params"]
-
-
-def labels(model, params, classes=4):
-  return labels_of(model, params, classes=classes, image_size=6)
 
 
 def test_labels_by_rank_and_place_know_no_names():
@@ -53,37 +53,42 @@ def test_labels_by_rank_and_place_know_no_names():
   assert set(jax.tree.leaves(found)) == {"kernel", "bias", "scale"}
 
 
-class Own(Plain):
-  """A model with labels of its own."""
+def own(method, returned):
+  """A model with a method of its own."""
+  return type("Own", (), {method: lambda self, params: returned(params)})()
 
-  change: str = ""
 
-  def param_groups(self, params):
-    found = jax.tree.map(lambda _: "frozen", params)
-    if self.change == "label":
-      found["a_last"]["bias"] = "biass"
-    if self.change == "fewer":
-      del found["a_last"]["bias"]
-    return found if self.change != "raises" else 1 / 0
+def everywhere(value):
+  return lambda params: jax.tree.map(lambda _: value, params)
+
+
+def test_a_models_own_labels_decide():
+  model, params = own("param_groups", everywhere("frozen")), params_of(Plain())
+  assert set(jax.tree.leaves(labels(model, params))) == {"frozen"}
+
+
+OTHER = "returns a tree of another structure than the parameters, which differs at "
 
 
 @pytest.mark.parametrize(
-  "change, sentence",
+  "ask, method, returned, sentence",
   [
-    ("label", "Own.param_groups gives a_last.bias the label 'biass': use one of kernel, scale"),
     (
-      "fewer",
-      "Own.param_groups returns a tree of another structure than the parameters, which differs at "
-      "a_last.bias",
+      labels,
+      "param_groups",
+      everywhere("biass"),
+      "gives a_last.bias the label 'biass': use one of",
     ),
-    ("raises", "Own.param_groups fails .ZeroDivisionError"),
+    (labels, "param_groups", lambda p: p | {"a_last": {"kernel": "head"}}, f"{OTHER}a_last.bias"),
+    (labels, "param_groups", lambda p: 1 / 0, "fails .ZeroDivisionError"),
+    (layers_of, "param_layers", everywhere(-1), "gives a_last.bias the layer -1: use integers"),
+    (layers_of, "param_layers", everywhere(0.5), "gives a_last.bias the layer 0.5: use integers"),
+    (layers_of, "param_layers", lambda p: {"head": 0}, OTHER),
   ],
 )
-def test_a_models_own_labels_decide_and_wrong_ones_are_one_sentence(change, sentence):
-  params = params_of(Own())
-  assert set(jax.tree.leaves(labels(Own(), params))) == {"frozen"}
-  with pytest.raises(UserError, match=f"^{sentence}"):
-    labels(Own(change=change), params)
+def test_a_models_own_method_that_is_wrong_is_one_sentence(ask, method, returned, sentence):
+  with pytest.raises(UserError, match=f"^Own.{method} {sentence}"):
+    ask(own(method, returned), params_of(Plain()))
 
 
 @pytest.mark.parametrize("trains", [set(LABELS), {"head"}])  # a linear model has a head alone

@@ -8,16 +8,15 @@ import numpy as np
 import optax
 import pytest
 from tolerances import assert_equal
-from toy import MIXED, LinearNet, toy_arrays, toy_config
+from toy import MIXED, LinearNet, inputs_of, toy_arrays, toy_config
 
 from jaxspeed.data.balance import class_weights
-from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.data.batch import Batch
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.spec import make_train_spec
-from jaxspeed.steps.state import TrainState
 from jaxspeed.steps.train_step import train_step, update
 
 COUNTS = np.array([2, 40, 1, 3, 5, 0, 8, 13, 21, 34])
@@ -32,23 +31,6 @@ def linear_spec(devices=1, **fields):
   parts = dict(model=LinearNet(dtype=dtype), optimizer=optax.identity(), class_counts=COUNTS)
   mesh = mesh_lib.make_mesh(devices)
   return make_train_spec(config, make_plan(config, devices=devices), mesh, **parts)
-
-
-def initial_state(spec):
-  kernel = np.random.default_rng(0).normal(size=(192, 10))
-  params = {"head": {"bias": np.zeros(10), "kernel": kernel}}
-  params = jax.tree.map(lambda x: x.astype(spec.accumulation), params)
-  state = TrainState(
-    step=np.int32(0),
-    key=seed_key(0),
-    params=params,
-    batch_stats={},
-    opt_state=spec.optimizer.init(params),
-    ema=None,
-    lookahead=None,
-    loss_scale=None,
-  )
-  return mesh_lib.replicate(state, spec.mesh)
 
 
 def some_batch(share=SHARE, dtype=np.float64):
@@ -76,7 +58,7 @@ def test_a_step_is_torchs(devices, accumulate, share, fields):
   torch = pytest.importorskip("torch")
   spec = linear_spec(devices, accumulate=accumulate, label_smoothing=SMOOTHING, **fields)
   batch = some_batch(share)
-  state = initial_state(spec)
+  state = inputs_of(spec)[0].state
   step = on_mesh(update, spec, kind=StepKind(), split=(False, True, False))
   own = mesh_lib.split(batch, spec.mesh)
   new, sums = jax.jit(step)(state, own, {"learning_rate": jnp.float64(RATE)})
@@ -114,7 +96,7 @@ def test_in_half_precision_parameters_and_weighted_losses_are_float32(precision)
   # Strict promotion (conftest.py) refuses to mix dtypes unseen.
   row = {"learning_rate": np.float32(RATE)}
   batch = some_batch(dtype=jnp.dtype(precision))
-  new, sums = jax.eval_shape(step, initial_state(spec), batch, row)
+  new, sums = jax.eval_shape(step, inputs_of(spec)[0].state, batch, row)
   assert new.params["head"]["kernel"].dtype == sums.loss.dtype == np.float32
 
 
@@ -122,16 +104,8 @@ def test_gradients_are_summed_in_the_dtype_of_the_config():
   spec = linear_spec(2, precision="float32", **{"allreduce.dtype": "bfloat16"})
   step = on_mesh(update, spec, kind=StepKind(), split=(False, True, False))
   row = {"learning_rate": np.float32(RATE)}
-  program = jax.make_jaxpr(step)(initial_state(spec), some_batch(dtype=np.float32), row)
+  program = jax.make_jaxpr(step)(inputs_of(spec)[0].state, some_batch(dtype=np.float32), row)
   assert re.search(r"bf16\[\d+\][^\n]* = psum", str(program))
-
-
-def test_without_the_field_or_in_an_evaluation_there_are_no_weights():
-  config = toy_config()
-  plan, mesh = make_plan(config), mesh_lib.make_mesh(1)
-  assert make_train_spec(config, plan, mesh, class_counts=COUNTS).class_weights is None
-  config.data.balance = "weights"
-  assert make_train_spec(config, plan, mesh).class_weights is None
 
 
 class Steps:
@@ -144,7 +118,7 @@ class Steps:
 
   def run(self, padding=0):
     """Parameters and loss sums, with `padding` in the masked pixels."""
-    state, losses, mask = initial_state(self.spec), [], np.arange(16) < 11
+    state, losses, mask = inputs_of(self.spec)[0].state, [], np.arange(16) < 11
     for first in (0, 16, 32):
       own = slice(first, first + 16)
       image = np.where(mask[:, None, None, None], self.arrays.train_images[own], np.uint8(padding))

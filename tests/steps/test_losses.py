@@ -95,27 +95,6 @@ def test_an_image_is_right_just_where_top1_counts_it(dtype):
   np.testing.assert_array_equal(outcomes.predicted[finite], logits[finite].argmax(axis=1))
 
 
-def test_sums_probabilities_and_losses_are_numpys_whatever_is_masked():
-  logits, labels = some_logits(200)
-  logits = (2 * logits).astype(np.float32)
-  mask = np.random.default_rng(1).random(200) < 0.7
-  logits[np.flatnonzero(~mask)[:3]] = NAN
-  outcomes, sums = jax.device_get(found(logits, labels, mask))
-  logits, labels, rows = logits[mask].astype(np.float64), labels[mask], np.arange(mask.sum())
-  p = np.exp(logits - logits.max(axis=1, keepdims=True))
-  p /= p.sum(axis=1, keepdims=True)
-  # Ten terms and their exponentials; the differences of logits up to 30 round to 30 eps.
-  np.testing.assert_allclose(outcomes.probability[mask], p.max(axis=1), rtol=50 * 2**-23)
-  # exp(-loss) is the label's own probability.
-  own = np.exp(-outcomes.loss[mask].astype(np.float64))
-  np.testing.assert_allclose(own, p[rows, labels], rtol=1e-5)
-  best = np.argsort(-logits, axis=1)
-  assert sums.top1 == (best[:, 0] == labels).sum()
-  assert sums.top5 == (best[:, :5] == labels[:, None]).any(axis=1).sum()
-  assert sums.count == mask.sum() and 0 < sums.top1 < sums.top5 < sums.count
-  np.testing.assert_allclose(sums.loss, -np.log(p[rows, labels]).sum(), rtol=1e-5)
-
-
 @pytest.mark.parametrize(
   "logits, label, expected",
   [
@@ -149,5 +128,7 @@ def test_sums_add_field_by_field_and_divide_when_read():
   assert jax.tree.map(lambda x: x.dtype, zero + sums) == jax.tree.map(lambda x: x.dtype, zero)
   assert (zero + sums).means(10) == sums.means(10)
   assert all(np.isnan(value) for value in zero.means(10).values())
+  nothing = jnp.full((1, 10), NAN), jnp.full(1, NAN), jnp.zeros(1, jnp.int32), jnp.zeros(1, bool)
+  assert jax.tree.leaves(masked_sums(*nothing)) == [0] * 4
   # An array of JAX's would compile a program.
   assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(zero))

@@ -8,28 +8,28 @@ import jax
 import numpy as np
 import pytest
 from original_runs import (
+  TOLERANCE,
   Lookahead,
-  airbench94_optimizer,
   airbench_rate,
+  airbench_sgd,
   assert_model,
   leaves,
   load,
+  losses_of,
   of_airbench,
   run,
-  set_rates,
   sgd,
   summed_loss,
+  take_step,
 )
+from recipes import get_config
 from tolerances import assert_equal
-from toy import load_recipe
 
 from jaxspeed.planning.plan import StepKind
 
 torch = pytest.importorskip("torch")
 from torch_muon import Muon  # noqa: E402
-from torch_nets import airbench_logits, arrays, resnet9_logits, tensors  # noqa: E402
-
-functional = torch.nn.functional
+from torch_nets import arrays, resnet9_logits, tensors  # noqa: E402
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 
@@ -37,27 +37,24 @@ pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
 def test_airbench94_sgd_with_lookahead():
   """legacy/airbench94.py: eight steps, whose whitening bias is frozen after four."""
   batch, total = 16, 8
-  config = load("cifar10_airbench.py", "94", batch=batch, epochs=2.0)
+  config = load("cifar10_airbench", "94", batch=batch, epochs=2.0)
   config.model.widths = (8, 32, 32)
   config.whitening.bias_epochs = 1.0
   config.schedule.peak *= batch / 1024
   ours = run(config, total)
 
   params, stats = of_airbench(ours.start)
-  optimizer = airbench94_optimizer(params, batch, rate=11.5, decay=0.0153)
+  optimizer = airbench_sgd(params, batch, rate=11.5, decay=0.0153)
   lookahead = Lookahead(params, stats)
-  for step in range(total):
+  for step, (images, labels) in enumerate(ours.batches):
     params["whiten"]["bias"].requires_grad_(step < 4)
-    set_rates(optimizer, airbench_rate(step, total, 0.23, 0.07))
-    logits = airbench_logits(ours.spec.model, params, stats, ours.images[step], train=True)
-    optimizer.zero_grad(set_to_none=True)
-    summed_loss(logits, ours.labels[step], 0.2).sum().backward()
-    optimizer.step()
+    loss = losses_of(ours.spec.model, params, stats, images, labels).sum()
+    take_step(optimizer, loss, airbench_rate(step, total, 0.23, 0.07))
     done = step + 1
     if done % 5 == 0:
       lookahead.update(0.95**5 * (done / total) ** 3)
   lookahead.update(1.0)
-  assert_model(ours.end, params, stats, ours.tolerance)
+  assert_model(ours.end, params, stats)
   moved = np.abs(ours.end.params["whiten"]["bias"] - ours.start.params["whiten"]["bias"])
   assert moved.min() > 0
 
@@ -71,10 +68,10 @@ def test_recipes_of_muon(name):
   than half the spacing of its float16 there, and so nothing.
   """
   batch, steps, hiverge = 16, 6, name == "hiverge"
-  file, variant = ("cifar10.py", None) if hiverge else ("cifar10_airbench.py", "94_muon")
-  config = load(file, variant, batch=batch, epochs=10.0 if hiverge else 2.0)
+  recipe = ("cifar10",) if hiverge else ("cifar10_airbench", "94_muon")
+  config = load(*recipe, batch=batch, epochs=10.0 if hiverge else 2.0)
   # The recipe's rates of the summed loss, for a small batch.
-  share = batch / load_recipe(file, variant).batch_size
+  share = batch / get_config(*recipe).batch_size
   config.model.update(widths=(8, 32, 32), head_scale=1 / 32)
   fields, whitening = config.optimizer, config.whitening
   fields.update(
@@ -111,10 +108,9 @@ def test_recipes_of_muon(name):
     nesterov=True,
   )
   last, renormalized = 0, []
-  for step in range(steps):
+  for step, batch in enumerate(ours.batches):
     params["whiten"]["bias"].requires_grad_(step < whiten_steps)
-    logits = airbench_logits(ours.spec.model, params, stats, ours.images[step], train=True)
-    summed_loss(logits, ours.labels[step], smoothing).sum().backward()
+    losses_of(ours.spec.model, params, stats, *batch, smoothing).sum().backward()
     left = [1 - step / whiten_steps] + [1 - step / total] * 2
     for group, (_, lr), share in zip(optimizer.param_groups, groups, left, strict=True):
       group["lr"] = lr * share
@@ -126,7 +122,7 @@ def test_recipes_of_muon(name):
     renormalized.append(due)
     theirs.step(rate * (1 - step / total), renormalize=due)
   assert renormalized == ([0, 1, 0, 0, 1, 0] if hiverge else [1] * 6)
-  assert_model(ours.end, params, stats, ours.tolerance)
+  assert_model(ours.end, params, stats)
 
 
 def test_hlb_with_its_average():
@@ -134,8 +130,8 @@ def test_hlb_with_its_average():
 
   The rate has its knots where the recipe's header says.
   """
-  batch, steps = 32, 16
-  config = load("cifar10_hlb.py", batch=batch)
+  batch, steps, average = 32, 16, None
+  config = load("cifar10_hlb", batch=batch)
   config.model.widths = (8, 32, 64)
   config.optimizer.weight_decay *= batch / 1024
   ours = run(config, steps)
@@ -144,16 +140,10 @@ def test_hlb_with_its_average():
 
   params, stats = of_airbench(ours.start)
   rate, decay = 1.525 / 512, 6.687e-4 * batch
-  optimizer = sgd(
-    params, [], momentum=0.85, rates=(64 * rate, rate, rate), decays=(decay / 64, decay, 0)
-  )
-  average = None
-  for step in range(steps):
-    set_rates(optimizer, np.interp(step, [0, int(0.23 * total), total], [0, 1, 0.07]))
-    logits = airbench_logits(ours.spec.model, params, stats, ours.images[step], train=True)
-    optimizer.zero_grad(set_to_none=True)
-    (summed_loss(logits, ours.labels[step], 0.2).sum() * 512 / batch).backward()
-    optimizer.step()
+  optimizer = sgd(params, rates=(64 * rate, rate, rate), decays=(decay / 64, decay, 0))
+  for step, (images, labels) in enumerate(ours.batches):
+    loss = losses_of(ours.spec.model, params, stats, images, labels).sum() * 512 / batch
+    take_step(optimizer, loss, np.interp(step, [0, int(0.23 * total), total], [0, 1, 0.07]))
     done = step + 1
     if step // 4 >= 2 and done % 5 == 0:
       if average is None:
@@ -161,10 +151,9 @@ def test_hlb_with_its_average():
       else:
         average.update(0.95**5 * (done / total) ** 3)
   assert average is not None
-  assert_model(ours.end, params, stats, ours.tolerance)
-  slow = {"params": ours.end.lookahead["params"], "batch_stats": ours.end.lookahead["batch_stats"]}
-  slow = jax.tree.leaves((slow["params"], slow["batch_stats"]))
-  assert_equal(slow, arrays(average.slow), ours.tolerance)
+  assert_model(ours.end, params, stats)
+  slow = jax.tree.leaves((ours.end.lookahead["params"], ours.end.lookahead["batch_stats"]))
+  assert_equal(slow, arrays(average.slow), TOLERANCE)
 
 
 def test_airbench96_with_a_proxy():
@@ -172,47 +161,36 @@ def test_airbench96_with_a_proxy():
 
   The large net is one convolution a group shorter than there, for the compiler's time.
   """
-  batch, keep, total = 16, 8, 8
-  config = load("cifar10_airbench.py", "96_faster", batch=batch, epochs=2.0)
+  batch, keep, total, steps = 16, 8, 8, 6
+  config = load("cifar10_airbench", "96_faster", batch=batch, epochs=2.0)
   config.model.update(widths=(16, 48, 64), depth=2)
   config.proxy.update(keep=keep, widths=(4, 8, 8))
   config.schedule.peak *= batch / 1024
-  steps = 6
   ours = run(config, steps)
   assert {ours.spec.plan.kind_of(step) for step in range(steps)} == {
     StepKind(whiten_bias=True, proxy_learns=learns) for learns in (True, False)
   }
 
+  params, stats = of_airbench(ours.start)
   small_params, small_stats = of_airbench(ours.start.proxy)
   small_params["whiten"]["bias"].requires_grad_(False)
-  small = airbench94_optimizer(small_params, batch, rate=9.0, decay=0.012)
-  chosen = []
-  for step in range(steps):
-    set_rates(small, airbench_rate(step, total, 0.1, 0.0))
-    logits = airbench_logits(
-      ours.spec.proxy.model, small_params, small_stats, ours.images[step], train=True
-    )
-    losses = summed_loss(logits, ours.labels[step], 0.2)
-    chosen.append(losses.argsort()[-keep:])
-    if step % 4 == 0:
-      small.zero_grad(set_to_none=True)
-      losses[chosen[-1]].sum().backward()
-      small.step()
-
-  params, stats = of_airbench(ours.start)
-  optimizer = airbench94_optimizer(params, batch, rate=9.0, decay=0.012)
+  optimizer, small = (
+    airbench_sgd(each, batch, rate=9.0, decay=0.012) for each in (params, small_params)
+  )
   lookahead = Lookahead(params, stats)
-  for step, rows in enumerate(chosen):
-    set_rates(optimizer, airbench_rate(step, total, 0.1, 0.0))
-    logits = airbench_logits(ours.spec.model, params, stats, ours.images[step][rows], train=True)
-    optimizer.zero_grad(set_to_none=True)
-    summed_loss(logits, ours.labels[step][rows], 0.2).sum().backward()
-    optimizer.step()
+  for step, (images, labels) in enumerate(ours.batches):
+    factor = airbench_rate(step, total, 0.1, 0.0)
+    losses = losses_of(ours.spec.proxy.model, small_params, small_stats, images, labels)
+    rows = losses.argsort()[-keep:]
+    if step % 4 == 0:
+      take_step(small, losses[rows].sum(), factor)
+    loss = losses_of(ours.spec.model, params, stats, images[rows], labels[rows]).sum()
+    take_step(optimizer, loss, factor)
     done = step + 1
     if done % 5 == 0:
       lookahead.update(0.95**5 * (done / total) ** 3)
-  assert_model(ours.end.proxy, small_params, small_stats, ours.tolerance)
-  assert_model(ours.end, params, stats, ours.tolerance)
+  assert_model(ours.end.proxy, small_params, small_stats)
+  assert_model(ours.end, params, stats)
 
 
 def test_myrtles_ghost_norm_and_moving_average():
@@ -221,7 +199,7 @@ def test_myrtles_ghost_norm_and_moving_average():
   Each ghost batch has running statistics of its own there; the mean of them is kept here.
   """
   batch, steps, momentum = 32, 5, 0.9
-  config = load("cifar10_resnet9.py", "ema", batch=batch, epochs=13.0)
+  config = load("cifar10_resnet9", "ema", batch=batch, epochs=13.0)
   config.model.width = 8
   ours = run(config, steps)
   model, epochs = ours.spec.model, config.epochs
@@ -231,9 +209,9 @@ def test_myrtles_ghost_norm_and_moving_average():
   stats = [tensors(ours.start.batch_stats) for _ in range(model.ghost_splits)]
   average = tensors((ours.start.params, [ours.start.batch_stats] * model.ghost_splits))
   velocity = jax.tree.map(torch.zeros_like, params)
-  for step in range(steps):
-    logits = resnet9_logits(model, params, stats, ours.images[step], train=True)
-    summed_loss(logits, ours.labels[step], 0.2).sum().backward()
+  for step, (images, labels) in enumerate(ours.batches):
+    logits = resnet9_logits(model, params, stats, images, train=True)
+    summed_loss(logits, labels, 0.2).sum().backward()
     rate = np.interp((step + 1) / 4, [0, epochs / 5, epochs - 2], [0, 1.0, 0.1]) / batch
     with torch.no_grad():
       for path, w in jax.tree_util.tree_leaves_with_path(params):
@@ -257,6 +235,6 @@ def test_myrtles_ghost_norm_and_moving_average():
   def mean(ghosts):
     return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *ghosts)
 
-  assert_model(ours.end, params, mean(stats), ours.tolerance)
-  assert_equal(ours.end.ema["params"], arrays(average[0]), ours.tolerance)
-  assert_equal(ours.end.ema["batch_stats"], arrays(mean(average[1])), ours.tolerance)
+  assert_model(ours.end, params, mean(stats))
+  assert_equal(ours.end.ema["params"], arrays(average[0]), TOLERANCE)
+  assert_equal(ours.end.ema["batch_stats"], arrays(mean(average[1])), TOLERANCE)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend import core
-from toy import load_recipe, toy_config, toy_spec
+from small_steps import RESNET, small_airbench
+from toy import toy_config, toy_spec
 
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.steps import eval_step
@@ -40,36 +41,15 @@ def precisions(function, *arguments):
 
 
 def resnet50():
-  config = toy_config(**{"augment.crop_padding": 0, "data.image_size": 32})
-  config.model = dict(
-    name="resnet",
-    depth=50,
-    width=4,
-    zero_init=True,
-    blurpool=True,
-    ghost_splits=1,
-    norm_momentum=0.9,
-  )
+  config = toy_config(**{"data.image_size": 32})
+  config.model = RESNET | {"depth": 50, "blurpool": True}
   return config
 
 
-def airbench(variant):
-  config = load_recipe("cifar10_airbench.py", variant)
-  config.batch_size = 16
-  config.epochs = 2.0
-  config.model.widths = (4, 6, 6)
-  config.proxy.update(keep=config.proxy.keep and 8, widths=(2, 4, 4))
-  config.augment.cutout = 0
-  config.data.update(image_size=12, train_images=64, eval_images=16)
-  return config
-
-
-# Convolutions and products of a step that are not of the net's own precision: the norms of
-# bottlenecks computed from their inputs' covariances, in full precision in any format.
 NETS = {
   "resnet9": toy_config,
-  "airbench with Muon": lambda: airbench("94_muon"),
-  "airbench with a proxy": lambda: airbench("96_faster"),
+  "airbench with Muon": lambda: small_airbench("94_muon"),
+  "airbench with a proxy": lambda: small_airbench("96_faster"),
   "resnet50": resnet50,
 }
 

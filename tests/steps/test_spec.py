@@ -1,7 +1,6 @@
-"""Names to objects, and what no net can be."""
+"""Options of the compiler: which programs get which."""
 
 import jax
-import jax.numpy as jnp
 import pytest
 from toy import toy_config, toy_spec
 
@@ -13,12 +12,6 @@ from jaxspeed.errors import UserError
 from jaxspeed.feeds import resident_programs
 from jaxspeed.feeds.resident_programs import compile_programs
 from jaxspeed.steps.spec import TrainSpec
-
-
-def test_the_fields_of_the_config_reach_the_net():
-  job = toy_spec(toy_config(**{"data.classes": 7, "precision": "bfloat16"}), devices=8)
-  assert (job.model.width, job.model.classes, job.model.dtype) == (4, 7, jnp.bfloat16)
-  assert job.model.whiten and job.devices == 8
 
 
 def test_options_of_the_config_go_to_the_compiler_beside_those_of_the_exchange():

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_steps import small_airbench
 from tolerances import assert_equal, rounding
-from toy import load_recipe, toy_arrays, toy_config, toy_spec
+from toy import toy_arrays, toy_config, toy_spec
 
 from jaxspeed.config.registry import AUGMENTATIONS, LOSSES
 from jaxspeed.data.batch import Batch, seed_key
@@ -14,7 +15,7 @@ from jaxspeed.devices import options, precision
 from jaxspeed.errors import UserError
 from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
-from jaxspeed.feeds.resident_programs import compile_programs, place
+from jaxspeed.feeds.resident_programs import compile_programs
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.hard_examples import select_hard_examples
@@ -42,27 +43,38 @@ def _no_evaluation():
     yield
 
 
-def start(job, programs, resident):
-  key = mesh_lib.replicate(seed_key(job.config.seed), job.mesh)
-  state = programs.init.call(key, resident.train.image)
-  return key, Carry(state, mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh))
+def make_feed(job, *, whole_epochs=False):
+  """A feed whose programs run a step on a CPU, or epochs as on accelerators."""
+  feed = object.__new__(ResidentFeed)
+  feed.spec, feed.data = job, toy_arrays(job.config)
+  feed._programs = compile_programs(job, whole_epochs=whole_epochs)
+  feed.place()
+  return feed
+
+
+def begin(feed):
+  job = feed.spec
+  sums = mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh)
+  return Carry(feed.init(job.config.seed), sums)
+
+
+def take(feed, carry, first, stop):
+  """The carry after the steps `first` <= step < `stop`, and their losses."""
+  losses = []
+  for done in feed.train(carry, feed.spec.config.seed, first, stop):
+    carry = done.carry
+    losses.extend(np.atleast_1d(np.asarray(done.losses))[: done.count])
+  return carry, losses
 
 
 def run_steps(job, number, order_of_epoch=None):
   """The carry after `number` steps of the first epoch, and their losses."""
-  programs = compile_programs(job, whole_epochs=False)
-  resident = place(toy_arrays(job.config), job)
-  key, carry = start(job, programs, resident)
-  order = programs.order.call(key, mesh_lib.replicate(np.int32(0), job.mesh))
+  feed = make_feed(job)
   if order_of_epoch is not None:
-    index = order_of_epoch(np.asarray(order.index))
-    order = order.replace(index=mesh_lib.replicate(index, job.mesh))
-  losses = []
-  for step_number in range(number):
-    program = programs.train[job.plan.kind_of(step_number)]
-    carry, loss = program.call(carry, resident.train, order, resident.table)
-    losses.append(float(loss))
-  return jax.device_get(carry), losses
+    order = feed._order(job.config.seed, 0)
+    index = mesh_lib.replicate(order_of_epoch(np.asarray(order.index)), job.mesh)
+    feed._order = lambda *_: order.replace(index=index)
+  return jax.device_get(take(feed, begin(feed), 0, number))
 
 
 def regroup(order):
@@ -121,40 +133,12 @@ def test_steps_in_the_forms_for_gpus_are_those_of_a_cpu(monkeypatch):
   assert (1 + len(toy_spec(config).plan.table),) in shared  # the step's scalars are one array
 
 
-def make_feed(job, *, whole_epochs):
-  """A feed whose programs run a step on a CPU, or epochs as on accelerators."""
-  feed = object.__new__(ResidentFeed)
-  feed.spec, feed.data = job, toy_arrays(job.config)
-  feed._programs = compile_programs(job, whole_epochs=whole_epochs)
-  feed.place()
-  return feed
-
-
-def take(feed, carry, first, stop):
-  """The carry after the steps `first` <= step < `stop`, and their losses."""
-  losses = []
-  for done in feed.train(carry, feed.spec.config.seed, first, stop):
-    carry = done.carry
-    losses.extend(np.atleast_1d(np.asarray(done.losses))[: done.count])
-  return carry, losses
-
-
-def begin(feed):
-  job = feed.spec
-  sums = mesh_lib.replicate(MetricSums.zero(job.accumulation), job.mesh)
-  return Carry(feed.init(job.config.seed), sums)
-
-
-def both_feeds(job):
-  """Feeds of a job by step and by epoch."""
-  return tuple(make_feed(job, whole_epochs=each) for each in (False, True))
-
-
-def assert_epochs_equal_steps(by_step, whole, *stops):
+def assert_epochs_equal_steps(job, *stops):
   """One program takes the steps up to each of `stops` that a loop of steps takes.
 
   The first ones are steps, as where a CPU saves inside an epoch and an accelerator resumes.
   """
+  by_step, whole = (make_feed(job, whole_epochs=each) for each in (False, True))
   assert len(whole._programs.train) == 1
   whole.warm_up()
   carry, other = begin(by_step), begin(by_step)
@@ -166,27 +150,17 @@ def assert_epochs_equal_steps(by_step, whole, *stops):
     told += part
   assert_equal(np.array(told), np.array(losses))
   assert_equal(jax.device_get(other), jax.device_get(carry))
+  return whole
 
 
-@pytest.fixture(scope="module")
-def feeds():
+@pytest.mark.equivalence
+@pytest.mark.usefixtures("float64")
+def test_one_program_of_epochs_of_any_length_and_any_calls_equals_a_loop_of_steps(monkeypatch):
   # The program draws the numbers of crops, squares and erasing before its loop, a step its own.
   fields = {"augment.flip": "random", "augment.cutout": 3, "augment.erasing": 0.5, "epochs": 1.5}
-  with precision.wide_enough("float64"):
-    return both_feeds(toy_spec(toy_config(precision="float64", **fields, **QUICK)))
-
-
-@pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
-def test_one_program_of_epochs_of_any_length_equals_a_loop_of_steps(feeds):
+  job = toy_spec(toy_config(precision="float64", **fields, **QUICK))
   # Epochs of 4 and 2 steps; the second part begins inside an epoch, where a CPU may have saved.
-  assert_epochs_equal_steps(*feeds, 3, 4, 6)
-
-
-@pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
-def test_a_long_epoch_takes_several_calls_to_the_same_numbers(feeds, monkeypatch):
-  _, feed = feeds
+  feed = assert_epochs_equal_steps(job, 3, 4, 6)
   feed._steps_per_call = 4
   whole, losses = take(feed, begin(feed), 0, 4)
   monkeypatch.setattr(resident, "_SECONDS", 0.0)
@@ -206,27 +180,20 @@ def test_a_long_epoch_takes_several_calls_to_the_same_numbers(feeds, monkeypatch
 def test_one_program_takes_steps_of_two_kinds_in_turns():
   # A proxy learns in every third step; the second part begins between two of them.
   fields = {"proxy.keep": 6, "proxy.every": 3, "model.depth": 2, "precision": "float64"}
-  job = airbench_spec("96_faster", **fields, **QUICK, **{"whitening.bias_epochs": 0.0})
+  fields |= QUICK | {"whitening.bias_epochs": 0.0}
+  job = toy_spec(small_airbench("96_faster", **fields))
   (span,) = job.plan.step_ranges()
   assert len(span.kinds) == 3
-  assert_epochs_equal_steps(*both_feeds(job), 2, 4, 8)
+  assert_epochs_equal_steps(job, 2, 4, 8)
 
 
 def test_carried_epochs_show_each_image_once_before_one_comes_again():
   # Batches of 16 out of 70 images: 4 steps an epoch, which leave 6 over.
-  shown = {}
-  for last_batch in ("drop", "carry_over"):
-    config = toy_config(
-      **{"data.last_batch": last_batch, "data.train_images": 70, "augment.flip": "alternating"}
-    )
-    job = toy_spec(config)
-    order_of = jax.jit(on_mesh(order_of_job, job))
-    orders = [order_of(seed_key(0), np.int32(epoch)) for epoch in range(job.plan.epochs)]
-    assert (job.plan.total_steps, job.plan.examples(8)) == (8, 128)
-    shown[last_batch] = np.concatenate([order.index[: 4 * 16] for order in orders])
-  np.testing.assert_array_equal(shown["drop"][:64], shown["carry_over"][:64])
-  assert sorted(shown["carry_over"][:70]) == list(range(70))
-  assert len(set(shown["drop"][:70])) < 70
+  job = toy_spec(toy_config(**{"data.last_batch": "carry_over", "data.train_images": 70}))
+  order_of = jax.jit(on_mesh(order_of_job, job))
+  orders = [order_of(seed_key(0), np.int32(epoch)) for epoch in range(job.plan.epochs)]
+  shown = np.concatenate([order.index[: 4 * 16] for order in orders])
+  assert sorted(shown[:70]) == list(range(70)) and len(shown) == job.plan.examples(8) == 128
 
 
 def one_step(job):
@@ -245,19 +212,15 @@ def test_a_batch_without_examples_leaves_finite_parameters():
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new.params))
 
 
-@pytest.fixture(scope="module")
-def in_float32():
-  return run_steps(toy_spec(toy_config()), 3)
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_half_precision_is_near_float32(in_float32, precision):
-  carry16, losses16 = run_steps(toy_spec(toy_config(precision=precision)), 3)
-  carry32, losses32 = in_float32
-  np.testing.assert_allclose(losses16, losses32, rtol=rounding(4, precision))
-  assert all(x.dtype == np.float32 for x in jax.tree.leaves(carry16.state.params))
-  assert (carry16.state.loss_scale is not None) == (precision == "float16")
+@pytest.mark.float16
+def test_half_precision_is_near_float32():
+  carry32, losses32 = run_steps(toy_spec(toy_config()), 3)
   assert carry32.state.loss_scale is None
+  for name in ("bfloat16", "float16"):
+    carry16, losses16 = run_steps(toy_spec(toy_config(precision=name)), 3)
+    np.testing.assert_allclose(losses16, losses32, rtol=rounding(4, name))
+    assert all(x.dtype == np.float32 for x in jax.tree.leaves(carry16.state.params))
+    assert (carry16.state.loss_scale is not None) == (name == "float16")
 
 
 @pytest.mark.float16
@@ -274,21 +237,6 @@ def test_an_overflow_skips_the_step_and_halves_the_scale():
   assert int(new.step) == 1
   train(new, batch, row)
   assert train._cache_size() == 1
-
-
-def airbench_spec(variant, devices=1, **fields):
-  config = load_recipe("cifar10_airbench.py", variant)
-  config.precision = "float32"
-  config.batch_size = 16
-  config.epochs = 2.0
-  config.model.widths = (4, 6, 6)
-  config.proxy.widths = (2, 4, 4)
-  config.augment.cutout = min(config.augment.cutout, 4)
-  config.whitening.images = 64
-  config.data.update(image_size=12, train_images=64, eval_images=21)
-  config.eval.batch_size = 4
-  config.update_from_flattened_dict(fields)
-  return toy_spec(config, devices)
 
 
 def of_labels(labels):
@@ -340,8 +288,8 @@ def test_an_augmentation_of_ones_own_changes_what_is_learned_but_not_what_is_cou
 @pytest.mark.usefixtures("float64")
 def test_quick_programs_compute_the_same_steps():
   fields = {"precision": "float64", "whitening.bias_epochs": 0.5}
-  full = airbench_spec("94", **fields)
-  quick = airbench_spec("94", **fields, compile="quick")
+  full = toy_spec(small_airbench("94", **fields))
+  quick = toy_spec(small_airbench("94", **fields, compile="quick"))
   assert [len(job.plan.step_ranges()) for job in (full, quick)] == [2, 1]
   assert options.quick("cpu").items() <= quick.common_options("cpu").items()
   assert options.quick("gpu") == {} != options.quick("cpu")
@@ -350,7 +298,7 @@ def test_quick_programs_compute_the_same_steps():
 
 
 def test_a_proxy_keeps_no_masked_image():
-  job = airbench_spec("96_faster", **{"proxy.keep": 6, "model.depth": 2})
+  job = toy_spec(small_airbench("96_faster", **{"proxy.keep": 6, "model.depth": 2}))
   arrays = toy_arrays(job.config)
   proxy = jax.jit(on_mesh(init_state, job))(seed_key(0), arrays.train_images).proxy
   images = np.random.default_rng(0).standard_normal((16, 12, 12, 3)).astype(np.float32)
@@ -381,7 +329,3 @@ def test_the_seed_decides_the_parameters_and_the_first_images_the_whitening():
   assert not np.allclose(first["whiten"]["kernel"], turned["whiten"]["kernel"])
   np.testing.assert_array_equal(first["head"]["kernel"], turned["head"]["kernel"])
   assert not np.array_equal(first["head"]["kernel"], other["head"]["kernel"])
-
-
-def test_seed_key_is_that_of_jax():
-  np.testing.assert_array_equal(seed_key(7), jax.random.key_data(jax.random.key(7)))
