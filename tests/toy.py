@@ -13,6 +13,7 @@ from jaxspeed.config import checks
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
+from jaxspeed.devices.precision import LossScale
 from jaxspeed.planning.make import make_plan
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
@@ -123,6 +124,7 @@ def inputs_of(spec):
     batch_stats=stats,
     opt_state=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes.opt_state),
     ema=shapes.ema and variables_of(params, stats),
+    loss_scale=shapes.loss_scale and LossScale.create(spec.config.loss_scale),
   )
   carry = Carry(state, MetricSums.zero(spec.accumulation))
   count = spec.plan.phases[0].batch_size

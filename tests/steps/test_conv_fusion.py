@@ -1,13 +1,11 @@
 """The forms of ResNet's blocks for `config.conv_fusion`: the same steps by other programs."""
 
 import dataclasses
-import types
 
 import pytest
 from small_steps import RESNET, make_spec, stepped
 from tolerances import assert_equal
 
-from jaxspeed.devices import options
 from jaxspeed.models import resnet
 
 
@@ -32,20 +30,3 @@ def test_steps_are_those_of_the_usual_forms(monkeypatch, fields, freeze):
   assert usual[2][0] != other[2][0]  # the programs
   for name in ("params", "batch_stats", "opt_state"):
     assert_equal(getattr(other[1], name), getattr(usual[1], name))
-
-
-def test_the_option_reaches_gpus_only_and_auto_waits_for_a_measurement(monkeypatch):
-  spec = make_spec("", model=RESNET)
-  on = dataclasses.replace(spec, model=spec.model.clone(conv_fusion=True))
-  option = {"xla_gpu_experimental_enable_conv_fusion": True}
-  assert on.compiler_options("gpu") == spec.compiler_options("gpu") | option
-  assert on.compiler_options("cpu") == spec.compiler_options("cpu")
-  assert options.notes(False, "on", "cpu") == ["conv_fusion has no effect on CPUs"]
-  cpu = spec.mesh.devices.flat[0]
-  gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
-  resolved = [
-    options.resolve_conv_fusion(*each) for each in (("on", cpu), ("auto", gpu), ("on", gpu))
-  ]
-  assert resolved == ["off", "off", "on"]
-  monkeypatch.setattr(options, "_FASTER_FUSED", (gpu.device_kind,))
-  assert options.resolve_conv_fusion("auto", gpu) == "on"

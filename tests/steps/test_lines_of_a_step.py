@@ -7,7 +7,9 @@ lists the package's files that tracing one step enters, and how many of their li
 
 import collections
 import functools
+import os
 import pathlib
+import subprocess
 import sys
 
 import jax
@@ -63,9 +65,15 @@ def lines_of_a_step(layers: str) -> dict[str, int]:
 
 
 def test_a_step_is_found_in_twelve_files_and_seven_hundred_lines():
-  found = lines_of_a_step("plain")
-  assert "steps/train_step.py" in found and "models/layers/plain.py" in found
+  # In a process of its own: what other tests have traced or patched is not in it.
+  environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+  command = [sys.executable, __file__, "plain"]
+  ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+  *files, total = ended.stdout.splitlines()
+  found = {name: int(lines) for lines, name in (each.split() for each in files)}
+  assert "steps/train_step.py" in found and "models/layers/plain.py" in found, ended.stderr
   assert len(found) <= 12 and sum(found.values()) <= 700, found
+  assert total.split() == [f"{sum(found.values())}", "lines", "of", f"{len(found)}", "files"]
 
 
 if __name__ == "__main__":

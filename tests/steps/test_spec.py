@@ -1,7 +1,11 @@
 """Options of the compiler: which programs get which."""
 
+import dataclasses
+import types
+
 import jax
 import pytest
+from small_steps import make_spec
 from toy import toy_config, toy_spec
 
 from jaxspeed.config import checks
@@ -58,3 +62,20 @@ def test_every_program_gets_the_options_of_all_programs(monkeypatch):
   monkeypatch.setattr(TrainSpec, "common_options", lambda *_: {"common": "1"})
   compile_programs(toy_spec(toy_config()))
   assert seen == [{"common": "1"}] * 4
+
+
+def test_the_option_reaches_gpus_only_and_auto_waits_for_a_measurement(monkeypatch):
+  spec = make_spec("")
+  on = dataclasses.replace(spec, model=spec.model.clone(conv_fusion=True))
+  option = {"xla_gpu_experimental_enable_conv_fusion": True}
+  assert on.compiler_options("gpu") == spec.compiler_options("gpu") | option
+  assert on.compiler_options("cpu") == spec.compiler_options("cpu")
+  assert options_lib.notes(False, "on", "cpu") == ["conv_fusion has no effect on CPUs"]
+  cpu = spec.mesh.devices.flat[0]
+  gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+  resolved = [
+    options_lib.resolve_conv_fusion(*each) for each in (("on", cpu), ("auto", gpu), ("on", gpu))
+  ]
+  assert resolved == ["off", "off", "on"]
+  monkeypatch.setattr(options_lib, "_FASTER_FUSED", (gpu.device_kind,))
+  assert options_lib.resolve_conv_fusion("auto", gpu) == "on"
