@@ -18,10 +18,11 @@ from rich.console import Console
 from jaxspeed.config import flags as command_line
 from jaxspeed.data import remote
 from jaxspeed.data.disk.prepared import QUALITY
-from jaxspeed.data.disk.sources import ImageSet, open_images
+from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
-from jaxspeed.data.prepare.writing import Broken, Done, broken_headers
+from jaxspeed.data.prepare.writing import Broken, Done, broken_headers, write_index
+from jaxspeed.data.table import Listed, Table
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.records.console import make_console, progress_bar
@@ -68,23 +69,15 @@ def main() -> None:
     _check_folders(command, folders, names)
     function(make_console(), *folders, **options)
 
-  def interruptible(arguments: list[str]) -> None:
-    try:
-      run(arguments)
-    except KeyboardInterrupt:
-      raise UserError("stopped: the same command resumes from here.") from None
-
-  command_line.run(interruptible, output_is_result=False)
+  command_line.run(run, output_is_result=False)
 
 
 def _check_folders(command: str, given: Sequence[str], names: Sequence[str]) -> None:
-  if len(given) != len(names):
+  if len(given) != len(names) or not all(given):
     raise UserError(
       f"{command} needs {' and '.join(names)}, but was given {' '.join(given) or 'nothing'}; see "
       "--help."
     )
-  if "" in given:
-    raise UserError(f"{names[list(given).index('')]} is empty: name a folder.")
   if command != "shards" and (far := [each for each in given if remote.is_remote(each)]):
     raise UserError(f"{far[0]} is an address: {command} takes folders; only shards uploads.")
   if not os.path.isdir(given[0]):
@@ -93,100 +86,71 @@ def _check_folders(command: str, given: Sequence[str], names: Sequence[str]) -> 
     )
 
 
-def _to_sizes(given: Sequence[str]) -> list[int]:
-  sizes = [int(each) if re.fullmatch(" *[0-9]{1,9} *", each) else 0 for each in given]
-  if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
-    raise UserError(
-      f"--sizes={','.join(given)}: name different short sides in pixels, as in --sizes=160,352."
-    )
-  return sizes
-
-
 def _resize(
-  console: Console,
-  source: str,
-  destination: str,
-  *,
-  sizes: Sequence[str],
-  workers: int,
-  **options: Any,
+  console: Console, source: str, destination: str, *, sizes: Sequence[str], **options: Any
 ) -> None:
-  sides = _to_sizes(sizes)
+  sides = [int(each) if re.fullmatch(" *[0-9]{1,9} *", each) else 0 for each in sizes]
+  if not sides or min(sides) < 1 or len(set(sides)) < len(sides):
+    raise UserError(
+      f"--sizes={','.join(sizes)}: name different short sides in pixels, as in --sizes=160,352."
+    )
   with progress_bar(console, "resizing") as show:
-    done = resize(source, destination, sizes=sides, workers=workers, show=show, **options)
-  _show_work(console, "resized", done, workers)
-  copies = [pathlib.Path(destination) / str(size) for size in sides]
-  _show_broken(console, done.broken, f"are left out and listed in {copies[0] / 'broken.txt'}")
-  for folder in copies:
-    images = _write_index(console, folder)
-    _show_counts(console, folder, images)
-    # A power cut leaves such files, a kill does not: a million files are not flushed one by one.
-    _show_broken(console, broken_headers(images.table), "the disk lost: remove them and run again")
+    _report(console, "resized", resize(source, destination, sizes=sides, show=show, **options))
 
 
 def _index(console: Console, folder: str) -> None:
-  images = _write_index(console, folder)
-  _show_notes(console, images.notes)
-  _show_counts(console, folder, images)
-  _show_broken(console, broken_headers(images.table), "have no header that can be read")
+  with progress_bar(console, "reading headers") as show:
+    index = write_index(pathlib.Path(folder), show)
+  _say(console, *index[0].notes)
+  _report_index(console, *index, "have no header that can be read")
 
 
-def _shards(
-  console: Console, source: str, destination: str, *, name: str, shards: int, workers: int
-) -> None:
+def _shards(console: Console, source: str, destination: str, *, name: str, **options: Any) -> None:
   with progress_bar(console, "reading headers") as show:
     images = open_images(name=name, path=source, cache="", show=show, anew=True)
   # What is uploaded is written beside the source first, so that packing can resume.
   local = f"{os.path.abspath(source)}-shards" if remote.is_remote(destination) else destination
   with progress_bar(console, "packing") as show:
-    done = write_shards(images, local, name=name, shards=shards, workers=workers, show=show)
-  _show_work(console, "packed", done, workers)
-  _show_broken(console, done.broken, "without a header that can be read are left out")
+    done = write_shards(images, local, name=name, show=show, **options)
+  _report(console, "packed", done)
   folder = shards_folder(local, name)
-  _show_counts(console, folder, _write_index(console, folder))
   place = str(folder)
   if local != destination:
     place = f"{destination.rstrip('/')}/{name}/{folder.name}"
     with progress_bar(console, "uploading") as show:
       remote.upload(folder, place, show=show)
-    console.out(f"uploaded; {folder} may be removed", highlight=False)
-  console.out(f"train on them with --config.data.path={printable(place)}", highlight=False)
+    _say(console, f"uploaded; {folder} may be removed")
+  _say(console, f"train on them with --config.data.path={place}")
 
 
-def _write_index(console: Console, folder: str | os.PathLike[str]) -> ImageSet:
-  with progress_bar(console, "reading headers") as show:
-    return open_images(name="", path=str(folder), cache="", show=show, beside=True)
-
-
-def _show_work(console: Console, verb: str, done: Done, workers: int) -> None:
-  rate = f": {done.made / done.seconds:,.0f} images/s, --workers={workers}" if done.made else ""
+def _report(console: Console, verb: str, done: Done) -> None:
+  rate = f": {done.made / done.seconds:,.0f} images/s" if done.made else ""
   rest = f"; {done.images - done.made:,} were done before" if done.made < done.images else ""
-  console.out(f"{verb} {done.made:,} images in {done.seconds:.1f} s{rate}{rest}", highlight=False)
-  _show_notes(console, done.notes)
+  _say(console, f"{verb} {done.made:,} images in {done.seconds:.1f} s{rate}{rest}", *done.notes)
+  _name_broken(console, "are left out, and listed in broken.txt", done.broken)
+  for index in done.indices:
+    # A power cut leaves such files, a kill does not: a million files are not flushed one by one.
+    _report_index(console, *index, "the disk lost: remove them and run again")
 
 
-def _show_counts(console: Console, folder: str | os.PathLike[str], images: ImageSet) -> None:
-  console.out(
-    f"{printable(str(folder))}: {len(images.train):,} images for training, "
-    f"{len(images.eval):,} for evaluation, {len(images.class_names):,} classes",
-    highlight=False,
-  )
+def _report_index(console: Console, listed: Listed, table: Table, broken: str) -> None:
+  train, evaluation = listed.counts
+  split = f" for training, {evaluation:,} for evaluation" if evaluation else ""
+  _say(console, f"{listed.root}: {train:,} images{split}, {table.label.max() + 1:,} classes")
+  _name_broken(console, broken, broken_headers(table))
 
 
-def _show_broken(console: Console, broken: Sequence[Broken], what: str) -> None:
+def _name_broken(console: Console, what: str, broken: Sequence[Broken]) -> None:
   """Print the number of broken images, what happens to them, and the first; nothing without any."""
-  if not broken:
-    return
-  console.out(f"broken: {len(broken):,} images {what}", highlight=False)
-  for each in broken[:_NAMED]:
-    console.out(printable(f"  {each.name}: {each.reason}"), highlight=False)
-  if len(broken) > _NAMED:
-    console.out(f"  and {len(broken) - _NAMED:,} more", highlight=False)
+  if broken:
+    first = [f"  {name}: {reason}" for name, reason in broken[:_NAMED]]
+    more = [f"  and {len(broken) - _NAMED:,} more"] * (len(broken) > _NAMED)
+    _say(console, f"broken: {len(broken):,} images {what}", *first, *more)
 
 
-def _show_notes(console: Console, notes: Sequence[str]) -> None:
-  for note in notes:
-    console.out(note, highlight=False)
+def _say(console: Console, *lines: str) -> None:
+  for line in lines:
+    console.out(printable(line), highlight=False)
 
 
 if __name__ == "__main__":

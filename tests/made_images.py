@@ -8,8 +8,6 @@ import numpy as np
 import tiny_sets
 from PIL import Image
 
-from jaxspeed.data.disk.sources import open_images
-
 
 def smooth(width, height, channels=3):
   """A picture without edges: JPEG keeps it to within a few grey levels."""
@@ -56,11 +54,6 @@ def tree(root):
   return {
     str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
   }
-
-
-def write_index(root):
-  """The index of a folder beside its images."""
-  return open_images(name="", path=str(root), cache="", beside=True)
 
 
 def images_in(root):

@@ -9,7 +9,7 @@ from PIL import Image
 from toy import load_recipe
 
 from jaxspeed.data.batch import seed_key
-from jaxspeed.data.disk.headers import scan_files
+from jaxspeed.data.disk.index import scan_files
 from jaxspeed.data.table import Names, Table
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.run import checkpoint

@@ -75,6 +75,12 @@ class Listed:
   def images(self) -> int:
     return sum(self.records) if self.records else len(self.names)
 
+  @property
+  def counts(self) -> tuple[int, int]:
+    """Numbers of images for training, or all without splits, and for evaluation."""
+    train = self.images if self.train is None else self.train
+    return train, self.images - train
+
 
 _COLUMNS = ("file", "length", "label", "width", "height", "orientation", "offset", "digest")
 

@@ -43,27 +43,14 @@ def test_a_share_of_the_training_images_is_held_out(places, tmp_path):
 
 
 def test_images_smaller_than_the_crop_are_named(places):
-  config = toy_stream(*places, **{"phases.image_size": (16, 42)})
-  (note,) = open_data(config).notes
+  (note,) = open_data(toy_stream(*places, **{"phases.image_size": (16, 42)})).notes
   # Short sides are 40 to 44 pixels by the image's number.
   assert note.startswith("16 training images are smaller than 42 px and are enlarged: train/class_")
   assert "000.jpg (80 x 40)" in note and note.endswith("and 11 more")
-
-
-def test_most_images_smaller_than_every_crop_have_a_size_of_their_own(places):
-  sizes = {"phases.image_size": (64, 96), "data.image_size": 96}
-  one, other = open_data(toy_stream(*places, **sizes)).notes
-  # Short sides are 40 to 44 pixels.
-  assert one.endswith(
-    "more; '--config.phases.first_epoch=()' --config.data.image_size=42 trains at one size, about "
-    "their own, and is faster"
-  )
-  assert other.endswith("more")
-  one = {"phases.first_epoch": (), "phases.image_size": (), "phases.min_scale": ()}
-  one |= {"phases.eval_mode": (), "data.image_size": 96}
-  (note,) = open_data(toy_stream(*places, **one)).notes
-  assert "more; --config.data.image_size=42 trains" in note
-  assert open_data(toy_stream(*places, **one | {"data.image_size": 40})).notes == ()
+  sizes = {"phases.image_size": (40, 96), "data.image_size": 96}
+  (note,) = open_data(toy_stream(*places, **sizes)).notes
+  assert note.startswith("40 training images are smaller than 96 px")
+  assert "more; half of all have at most 42 px: train at about their own size" in note
 
 
 def test_the_classes_on_the_disk_decide(places, tmp_path):

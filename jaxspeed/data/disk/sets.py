@@ -2,19 +2,16 @@
 
 import dataclasses
 import functools
-import pathlib
+import os
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int32
 from ml_collections import ConfigDict
 
-from jaxspeed.config.registry import FAMILIES
 from jaxspeed.data.disk.colours import colour_notes
 from jaxspeed.data.disk.index import Show
-from jaxspeed.data.disk.prepared import copies_of, read_prepared
 from jaxspeed.data.disk.sources import ImageSet, open_images
-from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.hold_out import require_trained
 from jaxspeed.data.table import Table, fingerprint, noise_table
 from jaxspeed.errors import UserError, printable, some
@@ -101,45 +98,29 @@ def open_sets(
       another number of classes than the config; copies or shards are incomplete, or do not fit
       their originals.
   """
-  data = config.data
+  data, tune = config.data, config.tune_on == "validation"
   if data.synthetic:
     return ImageSets(dict.fromkeys([phase.copies for phase in phases], _noise(config)))
   sets: dict[int, ImageSet] = {}
   opened: dict[str, ImageSet] = {}
-  sides = list(dict.fromkeys(phase.copies for phase in phases))
   notes: list[str] = []
-  for side in sides:
-    path = copies_of(config, side) if side else data.path
-    copies = expanded(path, "config.data.copies") if side else pathlib.Path()
-    if side and not copies.is_dir():
-      makes = "python -m jaxspeed.prepare resize makes copies"
-      if is_csv(pathlib.Path(data.path)):
-        makes = "copies are made of folders only, not of a CSV's images"
-      notes.append(
-        f"no copies of {side} px at {path}: the originals are read instead, which takes 1.5 to 4 "
-        f"times the CPU time; {makes}"
-      )
-      path = data.path
-    elif side and (copies / "train").is_dir() and read_prepared(copies) is None:
-      notes.append(
-        f"{printable(path)} was not written by prepare resize, so it is not known whether its "
-        "copies fit the originals"
-      )
+  for side in dict.fromkeys(phase.copies for phase in phases):
+    path = data.path
+    if side:
+      copies = os.path.join(data.copies or f"{path.rstrip('/')}-sz", str(side))
+      if expanded(copies, "config.data.copies").is_dir():
+        path = copies
+      else:
+        notes.append(
+          f"no copies of {side} px at {copies}: the originals are read instead, which takes 1.5 to "
+          "4 times the CPU time; python -m jaxspeed.prepare resize makes copies of folders"
+        )
     if path not in opened:
-      tune = config.tune_on == "validation"
-      opened[path] = open_images(
-        name=data.name,
-        path=path,
-        cache=data.cache,
-        show=show,
-        tune=tune,
-        share=data.hold_out,
-      )
-      found = opened[path]
-      where = path or data.name
-      require_trained(found.train.label, found.eval.label, found.class_names, where)
+      options = dict(name=data.name, cache=data.cache, share=data.hold_out)
+      opened[path] = open_images(path=path, show=show, tune=tune, **options)
+    found = sets[side] = opened[path]
+    require_trained(found.train.label, found.eval.label, found.class_names, path or data.name)
     notes += [*found.notes, *colour_notes(found.train)]
-    sets[side] = opened[path]
   names = {each.class_names for each in sets.values()}
   if len(names) > 1:
     raise UserError(
@@ -147,8 +128,7 @@ def open_sets(
       "python -m jaxspeed.prepare resize."
     )
   for side, size in dict.fromkeys((phase.copies, phase.image_size) for phase in phases):
-    least = size == min(phase.image_size for phase in phases)
-    notes += _small_images(config, sets[side].train, size, least=least)
+    notes += _small_images(sets[side].train, size)
   (classes,) = names
   where = data.path or data.name
   if len(classes) < 2:
@@ -175,30 +155,16 @@ def _noise(config: ConfigDict) -> ImageSet:
   )
 
 
-def _small_images(config: ConfigDict, split: Table, size: int, *, least: bool) -> list[str]:
-  """Return a note about images that are smaller than their crops, if any.
-
-  Args:
-    config: the run's config.
-    split: the training images of a phase.
-    size: side of its crops, in pixels.
-    least: whether no phase has smaller crops: then most images may be smaller than all.
-  """
+def _small_images(split: Table, size: int) -> list[str]:
+  """Return a note about training images that are smaller than crops of `size` pixels, if any."""
   short = np.minimum(split.width, split.height)
   small = np.flatnonzero((short > 0) & (short < size))
   if not len(small):
     return []
   named = [f"{split.name(i)} ({split.width[i]} x {split.height[i]})" for i in small[:NAMED]]
-  advice, median = "", int(np.median(short[short > 0]))
-  if least and median < size:
-    model = FAMILIES.get(config.model.get("name", ""))
-    side = max(median, getattr(model, "least_side", 1))
-    one_phase = "'--config.phases.first_epoch=()' " if config.phases.first_epoch else ""
-    advice = (
-      f"; {one_phase}--config.data.image_size={side} trains at one size, about their own, and is "
-      "faster"
-    )
+  median = int(np.median(short[short > 0]))
+  advice = f"; half of all have at most {median} px: train at about their own size, which is faster"
   return [
     f"{len(small):,} training images are smaller than {size} px and are enlarged: "
-    f"{some(named, NAMED, len(small))}{advice}"
+    f"{some(named, NAMED, len(small))}{advice * (median < size)}"
   ]

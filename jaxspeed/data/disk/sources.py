@@ -11,14 +11,23 @@ downloads a data set.
 
 import collections
 import dataclasses
+import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from jaxspeed.data import remote
-from jaxspeed.data.disk import prepared
 from jaxspeed.data.disk.index import Show, open_table
+from jaxspeed.data.disk.prepared import (
+  Prepared,
+  digest_of,
+  mending,
+  read_prepared,
+  refuse_half_made,
+  time_of,
+)
 from jaxspeed.data.formats.class_names import check_labels, read_class_names
 from jaxspeed.data.formats.folders import (
   folder_notes,
@@ -35,7 +44,7 @@ from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds
 from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
 from jaxspeed.data.table import Listed, Names, Table
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import expanded
 
 _ACCEPTED = (
@@ -43,6 +52,8 @@ _ACCEPTED = (
   "with CLASS/*.jpg, of which a share is held out, a .csv file with the columns file and label, or "
   "a folder that TFDS prepared (dataset_info.json), also in a bucket (s3://...)"
 )
+# The originals whose times are compared, in threads: a network disk is slow, but answers many.
+_SAMPLE, _STAT_THREADS = 1_000, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +87,6 @@ def open_images(
   show: Show | None = None,
   tune: bool = False,
   anew: bool = False,
-  beside: bool = False,
   share: float = TENTH,
 ) -> ImageSet:
   """Open the data set that a config names; the first time, this reads all headers (`index.py`).
@@ -87,33 +97,38 @@ def open_images(
     cache: folder of indices; '' means ~/.cache/jaxspeed/data.
     show: called with the number of headers read and the total.
     tune: whether to evaluate on a share of the training images; no evaluation split is needed.
-    anew, beside: as in `index.open_table`.
+    anew: as in `index.open_table`; copies and shards are not compared with their originals then.
     share: share of each class to hold out, where images are.
 
   Raises:
     UserError: `path` holds no readable data set, or a damaged or incomplete one, or copies or
-      shards that do not fit their originals; `anew` and `beside` do not compare them.
+      shards that do not fit their originals; or there are too few images to hold a share out.
   """
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
   with readable(path or name):
     listed = _find(name, path, folder, tune)
-    if not (anew or beside):
-      prepared.require_fitting(listed.place, tune=tune)
-    table = open_table(listed, folder, show=show, anew=anew, beside=beside)
+    if not anew:
+      _require_fitting(listed)
+    table = open_table(listed, folder, show=show, anew=anew)
   names = _checked_names(listed, table) if listed.records else listed.class_names
   train = evaluation = table.take(slice(listed.train))
   if not tune and listed.train is not None:
     evaluation = table.take(slice(listed.train, None))
-  images = ImageSet(table, train, evaluation, names, listed.source, listed.notes)
   for each in (train, evaluation):
     if not each.width.any():
       raise UserError(
         f"none of the {len(each)} images of {each.root} has a header that can be read (the first "
         f"is {each.name(0)}): images are {', '.join(FORMATS)} files, and these may be damaged."
       )
-  if listed.train is None:
-    images = _hold_out(images, "held-out", share)
-  return _hold_out(images, "validation", share) if tune else images
+  source, notes, evaluated_on = listed.source, listed.notes, "test"
+  for evaluated_on in ["held-out"] * (listed.train is None) + ["validation"] * tune:
+    # By digests of class and file name: a copy, also in a shard, is on the side of its original.
+    digests, whole = train.digests(names), train
+    kept, held_out = split_by_digest(digests, whole.label, share, listed.source.split(":")[0])
+    train, evaluation = whole.take(kept), whole.take(held_out)
+    source += f"; {hold_out_line(len(held_out), len(whole), share, evaluated_on)}"
+    notes += single_image_note(whole.label, names)
+  return ImageSet(table, train, evaluation, names, source, notes, evaluated_on)
 
 
 def class_names_of(*, name: str, path: str, cache: str = "") -> tuple[str, ...]:
@@ -134,9 +149,9 @@ def class_names_of(*, name: str, path: str, cache: str = "") -> tuple[str, ...]:
 
 def _find(name: str, path: str, cache: pathlib.Path, tune: bool) -> Listed:
   if remote.is_remote(path):
-    return _find_tfds(remote.fetch_about(path, cache), tune, root=path.rstrip("/"))
+    return _list_tfds(remote.fetch_about(path, cache), tune, root=path.rstrip("/"))
   if not path:
-    return _find_tfds(prepare_with_tfds(name, _ACCEPTED), tune)
+    return _list_tfds(prepare_with_tfds(name, _ACCEPTED), tune)
   root = expanded(path, "config.data.path").absolute()
   if is_csv(root) and root.exists():
     listed = read_csv(root, tune=tune)
@@ -150,54 +165,43 @@ def _find(name: str, path: str, cache: pathlib.Path, tune: bool) -> Listed:
       f"config.data.path: {root} holds arrays, and this recipe reads encoded images from the "
       "disk: choose one that trains from memory, such as --config=configs/quickstart.py."
     )
+  refuse_half_made(root)
+  return list_images(root, name, tune=tune)
+
+
+def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Listed:
+  """List the images of a folder, or the shards in it; arguments as in `open_images`.
+
+  Raises:
+    UserError: it holds no data set, or a damaged or incomplete one.
+    OSError: it cannot be read.
+  """
+  others: collections.Counter[str] = collections.Counter()
   if has_splits(root):
-    return _find_folders(root, tune)
-  if version := find_tfds(root, name) or only_tfds(root):
-    return _find_tfds(version, tune)
-  prepared.refuse_shards_below(root)
-  if not list_folder(root).folders:
+    files = list_folders(root, others, tune=tune)
+    what = f"folders {' and '.join(files)}"
+  elif version := find_tfds(root, name) or only_tfds(root):
+    return _list_tfds(version, tune)
+  elif list_folder(root).folders:
+    files, what = {"": list_classes(root, others)}, "class folders"
+  else:
     raise UserError(
       f"config.data.path: {root} has no train/ and no dataset_info.json; it names {_ACCEPTED}."
     )
-  others: collections.Counter[str] = collections.Counter()
-  files = {"": list_classes(root, others)}
-  return _listed_folders(root, files, None, "class folders", others)
-
-
-def _find_folders(root: pathlib.Path, tune: bool) -> Listed:
-  others: collections.Counter[str] = collections.Counter()
-  made = prepared.require_complete(root)
-  files = list_folders(root, others, tune=tune)
-  counts = {split: sum(map(len, classes.values())) for split, classes in files.items()}
-  if made is not None:
-    prepared.check_counts(root, made, counts)
-  what = f"folders {' and '.join(files)}"
-  return _listed_folders(root, files, counts["train"], what, others)
-
-
-def _listed_folders(
-  root: pathlib.Path,
-  files: Mapping[str, Mapping[str, Sequence[str]]],
-  train: int | None,
-  what: str,
-  others: collections.Counter[str],
-) -> Listed:
-  """Return the images of folders of classes, given their names by split and class."""
   class_names = tuple(next(iter(files.values())))
   numbers = {name: number for number, name in enumerate(class_names)}
-  parts, labels = [], []
+  names, labels = [], []
   for split, classes in files.items():
-    for name, found in classes.items():
-      folder = f"{split}/{name}" if split else name
-      parts.append(Names.of(f"{folder}/{file}" for file in found).text)
-      labels.append(np.full(len(found), numbers[name], np.int32))
+    for each, found in classes.items():
+      names.append(Names.of(os.path.join(split, each, file) for file in found).text)
+      labels.append(np.full(len(found), numbers[each], np.int32))
   # Folders of copies are named by a number.
   title = printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
   return Listed(
     root,
     str(root),
-    Names(np.concatenate(parts)),
-    train,
+    Names(np.concatenate(names)),
+    None if "" in files else sum(map(len, files["train"].values())),
     class_names,
     f"{title}: {what}",
     folder_notes(others, class_names),
@@ -205,8 +209,7 @@ def _listed_folders(
   )
 
 
-def _find_tfds(folder: pathlib.Path, tune: bool, root: str = "") -> Listed:
-  prepared.require_complete(folder)
+def _list_tfds(folder: pathlib.Path, tune: bool, root: str = "") -> Listed:
   info = open_tfds(folder, tune=tune)
   shards = info.train if tune else (*info.train, *info.eval)
   named = "split train" if tune else f"splits train and {info.eval_split}"
@@ -220,6 +223,54 @@ def _find_tfds(folder: pathlib.Path, tune: bool, root: str = "") -> Listed:
     records=[shard.records for shard in shards],
     keys=(info.image_key, info.label_key),
   )
+
+
+def _require_fitting(listed: Listed) -> None:
+  """Compare copies or shards with their originals, then these with theirs: shards may hold copies.
+
+  Originals that are not on this machine are not compared; an empty folder counts as missing,
+  because a disk may not be mounted there.
+
+  Raises:
+    UserError: there are more or fewer than were written, or they do not fit their originals.
+  """
+  folder, made = listed.place, read_prepared(listed.place)
+  for found, written in zip(listed.counts, made.images if made else (), strict=False):
+    if made and found not in (written, 0):  # 0: it is not listed, to tune
+      raise UserError(
+        f"{folder} holds {found:,} images of a split in which {written:,} were written: run "
+        f"{mending(folder, made)}."
+      )
+  for _ in ("shards", "copies"):
+    if made is None:
+      return
+    root = pathlib.Path(made.source)
+    with readable(root, "originals are"):
+      if not root.is_dir() or not list_folder(root).folders:
+        return
+      difference = _difference(made, root)
+    if difference:
+      raise UserError(
+        f"{folder} does not fit the images in {root}: {difference}; run {mending(folder, made)}."
+      )
+    folder, made = root, read_prepared(root)
+
+
+def _difference(made: Prepared, root: pathlib.Path) -> str:
+  """Return how the originals differ from those that a folder was made from, or ''."""
+  names = list_images(root).names
+  if len(names) != made.originals:
+    return f"there were {made.originals:,} then, and now {len(names):,}"
+  if digest_of(names) != made.digest:
+    return "there were images of other names"
+  sample = random.Random(0).sample(names.decoded(), min(len(names), _SAMPLE))
+  with ThreadPoolExecutor(_STAT_THREADS) as pool:
+    times = pool.map(time_of, [os.path.join(root, name) for name in sample])
+    pairs = zip(sample, times, strict=True)
+    changed = sorted(printable(name) for name, time in pairs if time > made.newest)
+  if not changed:
+    return ""
+  return f"{len(changed):,} of {len(sample):,} sampled images have changed ({some(changed, 3)})"
 
 
 def _checked_names(listed: Listed, table: Table) -> tuple[str, ...]:
@@ -236,30 +287,3 @@ def _checked_names(listed: Listed, table: Table) -> tuple[str, ...]:
       "count classes from 0."
     )
   return listed.class_names or tuple(map(str, range(largest + 1)))
-
-
-def _hold_out(images: ImageSet, evaluated_on: str, share: float) -> ImageSet:
-  """Replace the evaluation images by a share of each class of the training images.
-
-  The share has the smallest BLAKE2b digests of class and file name, so that a resized copy, as a
-  file or in a shard, is in the same part as its original.
-
-  Args:
-    images: the data set.
-    evaluated_on: "held-out" or "validation", as in `data.memory.arrays.Arrays`.
-    share: share of each class.
-
-  Raises:
-    UserError: there are too few training images, or shards do not name them.
-  """
-  train = images.train
-  digests = train.digests(images.class_names)
-  kept, held_out = split_by_digest(digests, train.label, share, images.source.split(":")[0])
-  return dataclasses.replace(
-    images,
-    train=train.take(kept),
-    eval=train.take(held_out),
-    source=f"{images.source}; {hold_out_line(len(held_out), len(train), share, evaluated_on)}",
-    notes=images.notes + single_image_note(train.label, images.class_names),
-    evaluated_on=evaluated_on,
-  )

@@ -11,37 +11,25 @@ core/features). Images keep the bytes of their files, except that WebP and TIFF 
 TFDS does not decode them.
 """
 
-import dataclasses
 import io
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxspeed.data.disk.prepared import VERSION, Prepared, digests_of, is_current, modified
+from jaxspeed.data.disk.index import Show
+from jaxspeed.data.disk.prepared import VERSION, Prepared, digest_of, is_current, time_of
 from jaxspeed.data.disk.sources import ImageSet
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.protobuf import field, make_frames, varint
 from jaxspeed.data.formats.tfrecord import FILE_NAME
-from jaxspeed.data.prepare.writing import (
-  Broken,
-  Done,
-  Show,
-  begin,
-  broken_headers,
-  locked,
-  refuse_inside,
-  refuse_other,
-  update,
-  write_whole,
-)
+from jaxspeed.data.prepare.writing import Done, Made, broken_headers, follow, refuse_nested
 from jaxspeed.data.remote import INFO
-from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, expanded, open_regular
+from jaxspeed.files import dump_json, expanded, open_regular, write_atomically
 
 # 110 MB of ImageNet's originals: enough shards for many readers, each far larger than a read.
 _IMAGES_A_SHARD = 1_024
@@ -51,6 +39,7 @@ _IMAGE = "image"
 # The first bytes of WebP and of TIFF's two orders.
 _NOT_IN_TENSORFLOW = (b"RIFF", b"II*\0", b"MM\0*")
 _LABEL = "label"
+_LEFT_OUT = -1  # the label of an image without a readable header
 
 
 def shards_folder(destination: str | os.PathLike[str], name: str) -> pathlib.Path:
@@ -73,65 +62,57 @@ def write_shards(
   classes. Images without a readable header are left out.
 
   Args:
-    images: a data set of image files, from `sources.open_images`.
+    images: the data set, as `sources.open_images` returns it with `anew`.
     destination: TFDS's data_dir.
     name: name of the data set: lower-case letters, digits and underscores.
     shards: shards of each split, at most one for each image; 0: one for each 1,024 images.
     workers: number of processes.
-    show: called now and then with the number of images done and the total.
+    show: as in `follow`.
 
   Raises:
-    UserError: an image can no longer be read, the folder cannot be written or holds shards of
-      another source or number, or the disk is full.
+    UserError: as in `follow`; or an image can no longer be read.
   """
   _check(images, name)
   folder, root = shards_folder(destination, name), pathlib.Path(images.table.root)
-  refuse_inside(folder, root)
-  tasks: dict[str, list[_Shard]] = {}
+  refuse_nested(folder, root)
+  jobs: dict[str, list[_Shard]] = {}
   for split, table in {"train": images.train, "validation": images.eval}.items():
     # RandomState's streams are frozen (NEP 19); newer generators may change with NumPy's version.
     order = np.random.RandomState(0).permutation(len(table))
     number = min(shards or -(-len(order) // _IMAGES_A_SHARD), len(order))
-    names = _file_names(name, split, number)
-    parts = np.array_split(order, number)
-    tasks[split] = [_shard(folder / n, table, p) for n, p in zip(names, parts, strict=True)]
-  originals = digests_of(images.table.paths())
-  left_out = [images.table.full_path(i) for i in np.flatnonzero(images.table.width == 0).tolist()]
-  newest = max(map(modified, left_out), default=0)
-  made = Prepared("shards", root.absolute().as_uri(), shards, (), originals, newest)
-  with locked(folder):
-    stored = refuse_other(folder, made)
-    if stored is not None and stored.originals != originals:  # then others belong in each
-      for path in folder.glob(f"{name}-*.tfrecord-*-of-*"):
-        path.unlink()
-    begin([folder], made)
-    done = update(
-      [folder],
-      made,
-      [task for each in tasks.values() for task in each],
-      look=_left_of,
-      work=_write_shard,
-      finish=lambda _: _write_info(folder, name, images.class_names, tasks),
-      broken=broken_headers(images.table),
-      workers=workers,
-      show=show,
-    )
-  numbers = " and ".join(f"{len(each)} of {split}" for split, each in tasks.items())
-  return dataclasses.replace(done, notes=(*images.notes, f"shards: {numbers}"))
+    labels = np.where(table.width > 0, table.label, _LEFT_OUT)
+    jobs[split] = [
+      _Shard(str(folder / each), [*map(table.full_path, rows.tolist())], labels[rows].tolist())
+      for each, rows in zip(
+        _file_names(name, split, number), np.array_split(order, number), strict=True
+      )
+    ]
+  names = images.table.names
+  made = Prepared("shards", root.absolute().as_uri(), shards, (), len(names), digest_of(names))
+  numbers = " and ".join(f"{len(each)} of {split}" for split, each in jobs.items())
+  return follow(
+    [folder],
+    made,
+    [job for each in jobs.values() for job in each],
+    _write_shard,
+    finish=lambda: _write_info(folder, name, images.class_names, jobs),
+    broken=broken_headers(images.table),
+    workers=workers,
+    show=show,
+    notes=(*images.notes, f"shards: {numbers}"),
+  )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shard:
-  """A shard to write, and the file and label of each of its images."""
+class _Shard(NamedTuple):
+  """A shard, and the file and label of each of its images; those of `_LEFT_OUT` are not in it."""
 
   path: str
-  originals: list[str]
+  originals: Sequence[str]
   labels: list[int]
 
-
-def _shard(path: pathlib.Path, table: Table, rows: np.ndarray) -> _Shard:
-  sound = rows[table.width[rows] > 0]
-  return _Shard(str(path), [*map(table.full_path, sound.tolist())], table.label[sound].tolist())
+  @property
+  def images(self) -> int:
+    return len(self.labels) - self.labels.count(_LEFT_OUT)
 
 
 def _check(images: ImageSet, name: str) -> None:
@@ -155,32 +136,32 @@ def _file_names(name: str, split: str, shards: int) -> list[str]:
   return [f"{name}-{split}.tfrecord-{i:0{digits}d}-of-{shards:0{digits}d}" for i in range(shards)]
 
 
-def _left_of(shard: _Shard, times: Sequence[int]) -> _Shard | None:
-  return None if is_current(shard.path, max(times, default=0)) else shard
+def _write_shard(shard: _Shard) -> Made:
+  """Write a shard with the time of its latest image, unless it has that already."""
+  # Taken before reading: a file that changes meanwhile is then newer than the shard.
+  newest = max(map(time_of, shard.originals))
+  stale = not is_current(shard.path, newest)
+  if stale:
+    write_atomically(shard.path, _content(shard), sync=False)
+    os.utime(shard.path, ns=(newest, newest))
+  return Made(len(shard.originals), shard.images * stale, newest, ())
 
 
-def _write_shard(shard: _Shard) -> tuple[int, list[Broken]]:
-  """Write a shard with the time of its latest image."""
-  times = [0]
-  write_whole(shard.path, _content(shard, times))
-  os.utime(shard.path, ns=(max(times), max(times)))
-  return len(shard.originals), []
-
-
-def _content(shard: _Shard, times: list[int]) -> Iterator[bytes]:
-  """Yield the content of a shard in parts; `times` receives each image's modification time."""
+def _content(shard: _Shard) -> Iterator[bytes]:
+  """Yield the content of a shard in parts."""
   group: list[bytes] = []
-  for file, label in zip(shard.originals, shard.labels, strict=True):
+  for path, label in zip(shard.originals, shard.labels, strict=True):
+    if label == _LEFT_OUT:
+      continue
     try:
-      with open_regular(file) as opened:
-        times.append(os.fstat(opened.fileno()).st_mtime_ns)
-        encoded = _for_tensorflow(opened.read())
+      with open_regular(path) as file:
+        encoded = _for_tensorflow(file.read())
     except Exception as error:  # Pillow raises almost anything
       raise UserError(
-        f"{file} cannot be read ({pixels.reason_of(error)}): repair or remove it and run the same "
+        f"{path} cannot be read ({pixels.reason_of(error)}): repair or remove it and run the same "
         "command again."
       ) from error
-    name = "/".join(pathlib.PurePath(file).parts[-2:])
+    name = "/".join(pathlib.PurePath(path).parts[-2:])
     group.append(make_example(encoded, label, os.fsencode(name)))
     if sum(map(len, group)) >= _GROUP_BYTES:
       yield make_frames(group)
@@ -214,7 +195,7 @@ def _write_info(
   """Write label.labels.txt, features.json and dataset_info.json."""
   splits = []
   for split, each in shards.items():
-    lengths = [len(shard.originals) for shard in each]
+    lengths = [shard.images for shard in each]
     frames = 16 * sum(lengths)  # lengths and checksums, which TFDS does not count
     splits.append(
       {
@@ -233,10 +214,12 @@ def _write_info(
     "supervisedKeys": {"tuple": {"items": keys}},
     "version": VERSION,
   }
-  labels = "".join(f"{each}\n" for each in class_names)
-  write_whole(folder / f"{_LABEL}.labels.txt", [os.fsencode(labels)])
-  for file, content in {"features.json": _features(len(class_names)), INFO: info}.items():
-    write_whole(folder / file, [dump_json(content, indent=2).encode()])
+  for file, content in {
+    f"{_LABEL}.labels.txt": "".join(f"{each}\n" for each in class_names),
+    "features.json": dump_json(_features(len(class_names)), indent=2),
+    INFO: dump_json(info, indent=2),
+  }.items():
+    write_atomically(folder / file, content, sync=False)
 
 
 def _features(classes: int) -> dict[str, Any]:

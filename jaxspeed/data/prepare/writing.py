@@ -1,71 +1,63 @@
-"""A folder of many files that follow their originals, as with `make`.
-
-    with locked(folder):
-      refuse_other(folder, made)
-      begin([folder], made)
-      done = update([folder], made, tasks, look=look, work=work)
+"""A folder of files that follow their originals, as with `make`.
 
 Every file appears whole or not at all, by a rename, so the same command, run again after a kill,
 resumes. A file has the modification time of its latest original when that was read, and is made
 again if an original's is later.
 """
 
-import collections
-import contextlib
 import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxspeed.data.disk.index import own_index
-from jaxspeed.data.disk.prepared import (
-  STAT_THREADS,
-  Prepared,
-  mending,
-  modified,
-  read_prepared,
-  write_prepared,
-)
-from jaxspeed.data.table import Table
+from jaxspeed.data.disk.index import Show, open_table
+from jaxspeed.data.disk.prepared import Prepared, mending, read_prepared, write_prepared
+from jaxspeed.data.disk.sources import list_images
+from jaxspeed.data.formats.folders import readable
+from jaxspeed.data.table import Listed, Table
 from jaxspeed.data.workers import in_processes
-from jaxspeed.errors import UserError, printable
-from jaxspeed.files import TEMPORARY, try_lock, write_atomically
+from jaxspeed.errors import UserError, printable, some
+from jaxspeed.files import TEMPORARY, locked_folder, write_atomically
 
-Show = Callable[[int, int], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Broken:
-  """An image that cannot be read: its name below the source's folder, and why."""
-
-  name: str
-  reason: str
+_NAMED = 3  # the most names of images in a message
+_Job = TypeVar("_Job")
 
 
-def broken_headers(table: Table) -> tuple[Broken, ...]:
+# An image that cannot be read: its name below the source's folder, and why.
+Broken = tuple[str, str]
+
+
+def broken_headers(table: Table) -> list[Broken]:
   """Return the images without a readable header."""
   rows = np.flatnonzero(table.width == 0).tolist()
-  return tuple(Broken(table.name(row), "it has no header of an image") for row in rows)
+  return [(table.name(row), "it has no header of an image") for row in rows]
 
 
-class Task(Protocol):
-  """The files that are made of some originals."""
+def write_index(folder: pathlib.Path, show: Show | None = None) -> tuple[Listed, Table]:
+  """Read all headers of a folder, and write the index beside its images.
 
-  @property
-  def originals(self) -> Sequence[str]:
-    """The path of each original."""
+  Raises:
+    UserError: as in `sources.list_images` and `index.open_table`.
+  """
+  with readable(folder):
+    listed = list_images(folder)
+    return listed, open_table(listed, folder, show=show, beside=True)
 
 
-_Task = TypeVar("_Task", bound=Task)
+class Made(NamedTuple):
+  """What a job did: numbers of originals and of those read now, latest time, broken originals."""
+
+  images: int
+  read: int
+  newest: int
+  broken: Sequence[Broken]
 
 
-@dataclasses.dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
   """What a command did.
 
   Attributes:
@@ -73,25 +65,85 @@ class Done:
     made: number of those whose files were made now; those of the others were current.
     broken: images that are left out, sorted by name.
     seconds: the time that it took.
+    indices: those of the folders that were written, as `write_index` returns them.
     notes: lines for the user.
   """
 
   images: int
   made: int
-  broken: tuple[Broken, ...]
+  broken: list[Broken]
   seconds: float
-  notes: tuple[str, ...] = ()
+  indices: list[tuple[Listed, Table]]
+  notes: tuple[str, ...]
 
 
-def refuse_inside(destination: pathlib.Path, source: pathlib.Path) -> None:
-  """Raise a UserError where the destination is inside the source."""
-  if destination.resolve().is_relative_to(source.resolve()):
+def refuse_nested(folder: pathlib.Path, source: pathlib.Path) -> None:
+  """Raise a UserError where one of two folders is inside the other."""
+  inner, outer = folder.resolve(), source.resolve()
+  if inner.is_relative_to(outer) or outer.is_relative_to(inner):
     raise UserError(
-      f"{destination} lies inside {source}, whose images are read: name a folder outside it."
+      f"{folder} lies inside {source}, whose images are read, or holds it: name another folder."
     )
 
 
-def refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
+def follow(
+  folders: Sequence[pathlib.Path],
+  made: Prepared,
+  jobs: Sequence[_Job],
+  work: Callable[[_Job], Made],
+  *,
+  names: Iterable[str] = (),
+  finish: Callable[[], None] = lambda: None,
+  broken: Iterable[Broken] = (),
+  workers: int,
+  show: Show | None,
+  notes: tuple[str, ...] = (),
+) -> Done:
+  """Make what is missing or older than its originals in some folders, and an index of each.
+
+  Args:
+    folders: the folders, all in one, which is locked against other commands.
+    made: how their files are made.
+    jobs: what makes them.
+    work: function that does a job, or finds that it is done.
+    names: names of the only files that there may be, if files are images.
+    finish: function that writes what completes the folders.
+    broken: images that `work` leaves out.
+    workers: number of processes.
+    show: called now and then with the number of images done and the total.
+    notes: as in `Done`.
+
+  Raises:
+    UserError: a folder holds other files, or cannot be written, or the disk is full.
+  """
+  began = time.perf_counter()
+  done = read = newest = 0
+  found = [*broken]
+  try:
+    with locked_folder(folders[0].parent):
+      others = [_refuse_other(folder, made) for folder in folders]
+      for folder, stored in zip(folders, others, strict=True):
+        _begin(folder, made, stored)
+      for each in in_processes(work, jobs, workers=workers):
+        done, read, newest = done + each.images, read + each.read, max(newest, each.newest)
+        found += each.broken
+        if show is not None:
+          show(done, made.originals)
+      finish()
+      found.sort()
+      lines = [f"{printable(name)}\t{reason}\n".encode() for name, reason in found]
+      made = dataclasses.replace(made, newest=newest)
+      indices = [_complete(folder, made, lines, {*names}) for folder in folders]
+  except OSError as error:
+    raise UserError(
+      f"{error.filename or folders[0]} cannot be written ({error.strerror or error}): nothing is "
+      "half-written; correct that and run the same command again, which resumes from here."
+    ) from error
+  seconds = time.perf_counter() - began
+  return Done(done - len(found), read, found, seconds, indices, notes)
+
+
+def _refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
   """Return how the files in a folder were made, if there are any.
 
   Raises:
@@ -108,9 +160,7 @@ def refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
   # Names and times cannot tell two folders' images apart. If the old folder is gone and the names
   # are the same, it was moved.
   there = os.path.isdir(stored.source)
-  same = (
-    os.path.samefile(stored.source, made.source) if there else stored.originals == made.originals
-  )
+  same = os.path.samefile(stored.source, made.source) if there else stored.digest == made.digest
   if not same or (stored.kind, stored.setting) != (made.kind, made.setting):
     raise UserError(
       f"{folder} holds what {mending(folder, stored)} makes: remove it, or name another folder."
@@ -118,107 +168,34 @@ def refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
   return stored
 
 
-def begin(folders: Iterable[pathlib.Path], made: Prepared) -> None:
-  """Store that folders are not complete, and how they are made."""
-  for folder in folders:
-    for each in (folder, folder / ".jaxspeed"):
-      remove_temporary(each)
-    write_prepared(folder, made)
-    own_index(folder).unlink(missing_ok=True)
+def _begin(folder: pathlib.Path, made: Prepared, stored: Prepared | None) -> None:
+  """Store that a folder is not complete; remove what a kill left, and shards of other images."""
+  for path in folder.rglob(f"{TEMPORARY}*"):
+    path.unlink()
+  if stored is not None and stored.digest != made.digest:
+    for path in folder.glob("*.tfrecord-*-of-*"):
+      path.unlink()
+  write_prepared(folder, made)
 
 
-def update(
-  folders: Iterable[pathlib.Path],
-  made: Prepared,
-  tasks: Sequence[_Task],
-  *,
-  look: Callable[[_Task, Sequence[int]], _Task | None],
-  work: Callable[[_Task], tuple[int, list[Broken]]],
-  finish: Callable[[Sequence[Broken]], None],
-  broken: Iterable[Broken] = (),
-  workers: int,
-  show: Show | None,
-) -> Done:
-  """Do what is left of some tasks, and store that folders are complete.
-
-  Args:
-    folders: the folders of the files.
-    made: how they are made.
-    tasks: what makes all files.
-    look: function from a task and the times of its originals (0: missing) to what is left of it.
-    work: function that does a task; it returns the number of originals, and those that are broken.
-    finish: function that writes what completes the folders, given all broken images.
-    broken: images that are in no task.
-    workers: number of processes.
-    show: called now and then with the number of images done and the total.
-  """
-
-  began = time.perf_counter()
-
-  def examine(task: _Task) -> tuple[int, _Task | None]:
-    times = [modified(path) for path in task.originals]
-    return max(times, default=0), look(task, times)
-
-  with ThreadPoolExecutor(STAT_THREADS) as pool:
-    examined = list(pool.map(examine, tasks))
-  left = [task for _, task in examined if task is not None]
-  images, read = (sum(len(task.originals) for task in each) for each in (tasks, left))
-  found: list[Broken] = []
-  done = images - read
-  for count, damaged in in_processes(work, left, workers=workers):
-    done += count
-    found += damaged
-    if show is not None:
-      show(done, images)
-  images, read = images - len(found), read - len(found)
-  found = sorted([*found, *broken], key=lambda each: each.name)
-  lost = collections.Counter("".join(each.name.split("/")[:-2]) for each in found)
-  complete = dataclasses.replace(
-    made,
-    newest=max([made.newest, *(newest for newest, _ in examined)]),
-    images={split: count - lost[split] for split, (count, _) in made.originals.items()},
-  )
-  finish(found)
-  for folder in folders:
-    write_prepared(folder, complete)
-  return Done(images, read, tuple(found), time.perf_counter() - began)
-
-
-@contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
-  """Make `folder` with its parents, and lock it against other commands.
-
-  The lock ends with the process, even if that is killed.
+def _complete(
+  folder: pathlib.Path, made: Prepared, broken: Sequence[bytes], names: set[str]
+) -> tuple[Listed, Table]:
+  """List the broken images, index the files, and store that they are complete.
 
   Raises:
-    UserError: another command has locked the folder; or it, or what the block writes there, cannot
-      be written.
+    UserError: there are other images than `names`.
   """
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-      if not try_lock(descriptor):
-        raise UserError(f"{folder} is being written by another jaxspeed.prepare: wait for it.")
-      yield
-    finally:
-      os.close(descriptor)
-  except OSError as error:
-    name = printable(os.fspath(error.filename or folder))
+  if broken:
+    write_atomically(folder / "broken.txt", broken, sync=False)
+  else:
+    (folder / "broken.txt").unlink(missing_ok=True)
+  listed, table = write_index(folder)
+  if names and (others := sorted({*listed.names.decoded()} - names)):
     raise UserError(
-      f"{name} cannot be written ({error.strerror or error}): nothing is half-written; correct "
-      "that and run the same command again, which resumes from here."
-    ) from error
-
-
-def write_whole(path: str | os.PathLike[str], content: Iterable[bytes]) -> None:
-  """Write a file under a temporary name in its folder, then rename it."""
-  # No sync of a million files: those that a power failure loses are made again.
-  write_atomically(path, content, sync=False)
-
-
-def remove_temporary(folder: pathlib.Path) -> None:
-  """Remove the temporary files that a kill left in a folder."""
-  for path in folder.glob(f"{TEMPORARY}*"):
-    if not path.is_dir():
-      path.unlink()
+      f"{folder} holds {len(others):,} images without originals in the source "
+      f"({some([*map(printable, others)], _NAMED)}): remove them or move them away, or remove "
+      f"{folder} and make all copies again."
+    )
+  write_prepared(folder, dataclasses.replace(made, images=listed.counts))
+  return listed, table

@@ -7,7 +7,7 @@ import pytest
 from image_streams import encode
 from toy_images import write_split
 
-from jaxspeed.data.disk import headers
+from jaxspeed.data.disk import index
 from jaxspeed.data.disk.sources import open_images
 
 
@@ -37,14 +37,14 @@ def scans(monkeypatch):
   """The jobs that were done: the number of files, or the name of a shard."""
   done = []
 
-  def files(folder, names, real=headers.scan_files):
+  def files(folder, names, real=index.scan_files):
     done.append(len(names))
     return real(folder, names)
 
-  def shard(path, *rest, real=headers.scan_shard):
+  def shard(path, *rest, real=index.scan_shard):
     done.append(os.path.basename(path))
     return real(path, *rest)
 
-  monkeypatch.setattr(headers, "scan_files", files)
-  monkeypatch.setattr(headers, "scan_shard", shard)
+  monkeypatch.setattr(index, "scan_files", files)
+  monkeypatch.setattr(index, "scan_shard", shard)
   return done

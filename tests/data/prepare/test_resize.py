@@ -1,6 +1,5 @@
 """A folder of smaller copies."""
 
-import os
 import subprocess
 import sys
 
@@ -21,7 +20,6 @@ from made_images import (
 )
 
 from jaxspeed.data.prepare.resize import resize
-from jaxspeed.data.prepare.writing import locked
 from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError
 
@@ -35,7 +33,7 @@ def test_a_folder_of_copies(tmp_path):
   done = resize(
     source, tmp_path / "out", sizes=(16, 32), show=lambda *progress: seen.append(progress)
   )
-  assert (done.images, done.made, done.broken) == (13, 13, ())
+  assert (done.images, done.made, done.broken) == (13, 13, [])
   assert seen[-1] == (13, 13)
   originals = images_in(source)
   for size in (16, 32):
@@ -59,7 +57,7 @@ def test_broken_images_are_left_out_and_listed(tmp_path):
   (source / "train" / "a" / "gone.jpg").symlink_to("nowhere")
   done = resize(source, tmp_path / "out", sizes=(16, 32))
   names = sorted([*broken, "train/a/gone.jpg"])
-  assert [each.name for each in done.broken] == names
+  assert [name for name, _ in done.broken] == names
   assert (done.images, done.made) == (12, 12)
   for size in (16, 32):
     folder = tmp_path / "out" / str(size)
@@ -71,14 +69,6 @@ def test_broken_images_are_left_out_and_listed(tmp_path):
   before = tree(tmp_path / "out")
   again = resize(source, tmp_path / "out", sizes=(16, 32))
   assert (again.made, again.broken) == (0, done.broken) and tree(tmp_path / "out") == before
-
-
-def test_mended_images_leave_the_list(tmp_path):
-  source = write(small_set(tmp_path / "source"), {"val/a/x.jpg": b""})
-  resize(source, tmp_path / "out", sizes=(16,))
-  write(source, {"val/a/x.jpg": encoded(smooth(60, 40))})
-  assert resize(source, tmp_path / "out", sizes=(16,)).made == 1
-  assert not (tmp_path / "out" / "16" / "broken.txt").exists()
 
 
 def test_finished_copies_are_not_made_again(tmp_path):
@@ -93,14 +83,7 @@ def test_finished_copies_are_not_made_again(tmp_path):
   done = resize(source, out, sizes=(16, 32))
   assert done.made == 1 and kept.read_bytes() == b"kept"
   kept.write_bytes(whole["32/train/a/000.jpg"])
-  assert tree(out) == whole
-
-
-def test_two_commands_do_not_write_to_one_folder(tmp_path):
-  source = small_set(tmp_path / "source")
-  with locked(tmp_path / "out"), pytest.raises(UserError, match="being written by another"):
-    resize(source, tmp_path / "out", sizes=(16,))
-  assert resize(source, tmp_path / "out", sizes=(16,)).made == 12
+  assert images_in(out) == {name: whole[name] for name in images_in(out)}
 
 
 def test_a_process_that_is_killed_is_told():
@@ -164,7 +147,7 @@ def test_copies_do_not_lie_among_originals(tmp_path, source):
   with pytest.raises(UserError, match="linked/8 lies inside .*set, whose images are read"):
     resize(source, tmp_path / "linked", sizes=(8,))
   source.rename(tmp_path / "8")
-  with pytest.raises(UserError, match="8 pixels would be written into .*/8, where the images of"):
+  with pytest.raises(UserError, match="/8 lies inside .*/8, whose images are read, or holds it"):
     resize(tmp_path / "8", tmp_path, sizes=(8,))
   assert tree(tmp_path / "8") == before
 
@@ -178,33 +161,20 @@ def test_what_stands_in_the_place_of_a_copy_is_replaced_or_named(source, out):
   assert tree(out) == before
   copy.unlink()
   copy.mkdir()
-  with pytest.raises(UserError, match=rf"holds 1 images|{copy} cannot be written \(Is a director"):
+  with pytest.raises(UserError, match=rf"{copy} cannot be written \(Is a director"):
     resize(source, out, sizes=(8,))
   copy.rmdir()
   assert resize(source, out, sizes=(8,)).made == 1 and tree(out) == before
 
 
-def test_the_copy_of_an_image_that_is_now_broken_goes(source, out):
-  (source / "train/a/1.jpg").write_bytes(b"broken")
-  os.utime(source / "train/a/1.jpg", ns=(2**62, 2**62))
-  assert [each.name for each in resize(source, out, sizes=(8,)).broken] == ["train/a/1.jpg"]
-  assert not (out / "8/train/a/1.jpg").exists()
-
-
 def test_copies_that_were_taken_away_or_added_are_noticed(source, out):
   (out / "8/train/a/0.jpg").unlink()
-  with pytest.raises(UserError, match=r"train holds 11 images, and 12 copies were .*--sizes=8, wh"):
+  with pytest.raises(UserError, match=r"8 holds 11 images of a split in which 12 were .*--sizes=8"):
     train(source)
   assert resize(source, out, sizes=(8,)).made == 1
   write(out / "8", {"val/a/other.jpg": encoded(smooth(9, 9))})
-  with pytest.raises(UserError, match=r"val holds 4 images, and 3 copies were .* names the others"):
+  with pytest.raises(UserError, match=r"8 holds 4 images of a split in which 3 were written"):
     train(source)
-
-
-def test_copies_that_are_not_checked_are_told(source, out):
-  (out / "8/.jaxspeed/prepared.json").unlink()
-  (note,) = train(source)
-  assert "was not written by prepare resize" in note
 
 
 def test_a_class_of_broken_images_is_named_and_the_rest_is_made(tmp_path, source, monkeypatch):
@@ -214,5 +184,5 @@ def test_a_class_of_broken_images_is_named_and_the_rest_is_made(tmp_path, source
   done = command("prepare", "resize", str(source), str(out), "--sizes=8", "--workers=1")
   assert done.returncode == 2 and "8/train/b holds no image" in done.stderr
   assert len(list((out / "8").rglob("*.jpg"))) == 11
-  with pytest.raises(UserError, match="the class folder .*train/b holds no image"):
+  with pytest.raises(UserError, match="8 holds resized copies that are not complete"):
     train(source)
