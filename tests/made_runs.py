@@ -6,10 +6,13 @@ import json
 import re
 
 import numpy as np
+from made_rows import epoch_row, one_result
 
 from jaxspeed.config import recipe, stored
 from jaxspeed.files import dump_json
 from jaxspeed.records.arrays import Predictions, Thumbnails
+from jaxspeed.report.command import read_all
+from jaxspeed.report.data import groups_of
 from jaxspeed.report.page import page
 from jaxspeed.run.thumbnails import choose
 
@@ -37,24 +40,10 @@ def write_run(folder, *, names=NAMES, images=160, seed=0, peak=0.3, epochs=4, fi
   (folder / "classes.json").write_text(dump_json(list(names)))
   random = np.random.default_rng(seed)
   rows = [
-    {
-      "epoch": epoch,
-      "step": 10 * epoch,
-      "examples": 1000 * epoch,
-      "world": 1,
-      "batch_size": 100,
-      "image_size": 8 * (1 + epoch // 3),
-      "learning_rate": peak / epoch,
-      "momentum": 0.9,
-      "images_per_second": 900.0,
-      "data_wait": 0.0,
-      "train_loss": 2 / epoch,
-      "eval_loss": 2.1 / epoch,
-      "train_top1": 0.2 * epoch,
-      "eval_top1": 0.2 * epoch + 0.01 * random.random() + peak / 100,
-      "train_seconds": 2.0 * epoch,
-      "dawn_seconds": 1.9 * epoch,
-    }
+    epoch_row(epoch, learning_rate=peak / epoch, eval_loss=2.1 / epoch, train_top1=0.2 * epoch)
+    | {"eval_top1": 0.2 * epoch + 0.01 * random.random() + peak / 100, "data_wait": 0.0}
+    | {"image_size": 8 * (1 + epoch // 3)}
+    | {"train_seconds": 2.0 * epoch, "dawn_seconds": 1.9 * epoch}
     for epoch in range(1, epochs + 1)
   ]
   (folder / "metrics.jsonl").write_text("".join(dump_json(row) + "\n" for row in rows))
@@ -79,33 +68,16 @@ def write_run(folder, *, names=NAMES, images=160, seed=0, peak=0.3, epochs=4, fi
     train_share=np.full(4, 0.25, np.float32),
     filters=random.integers(0, 255, (16, 3, 3, 3), np.uint8),
   ).write(folder)
-  result = {
-    "config": config,
-    "evaluated_on": "test",
-    "evaluated_weights": "live",
-    "top1": rows[-1]["eval_top1"],
-    "top5": None,
-    "seconds": {
-      "train": 8.0,
-      "dawn": 7.6,
-      "process": 20.0,
-      "compile": {"wall": 3.0, "cold": None, "cached": 3.0},
-      "to_target": 5.7,
-    },
-    "device": EVIL,
-    "versions": {"jax": EVIL},
-    "seed": seed,
-    "commit": None,
-    "command": f"train '{EVIL}'",
-  }
+  seconds = {"train": 8.0, "dawn": 7.6, "process": 20.0, "to_target": 5.7}
+  seconds["compile"] = {"wall": 3.0, "cold": None, "cached": 3.0}
+  result = one_result(rows[-1]["eval_top1"], seconds=seconds, seed=seed, config=config, top5=None)
+  result |= {"device": EVIL, "versions": {"jax": EVIL}, "command": f"train '{EVIL}'"}
   (folder / "result.json").write_text(dump_json(result))
   return folder
 
 
 class Parsed(html.parser.HTMLParser):
-  """The elements of a page: balanced, with their attributes."""
-
-  VOID = {"meta", "img", "input"}
+  """The elements of a page: balanced, with their attributes; its text, with usual spaces."""
 
   def __init__(self, text):
     super().__init__()
@@ -117,7 +89,7 @@ class Parsed(html.parser.HTMLParser):
 
   def handle_starttag(self, tag, attrs):
     self.elements.append((tag, dict(attrs)))
-    if tag not in self.VOID:
+    if tag not in ("meta", "img", "input"):
       self.open.append(tag)
 
   def handle_startendtag(self, tag, attrs):
@@ -142,13 +114,20 @@ def change(path, **fields):
   path.write_text(dump_json(values))
 
 
-def without_images(folder, **fields):
-  """A run's folder without predictions; `fields` are those of write_run."""
+def without_images(folder, *, config=None, result=None, **fields):
+  """A run's folder without predictions, and with other fields of its config and result."""
   write_run(folder, images=48, **fields)
   (folder / "predictions.npz").unlink()
+  change(folder / "config.json", **config or {})
+  change(folder / "result.json", **result or {})
   return folder
 
 
-def text_of(groups):
-  """The text of a report's page."""
-  return "".join(Parsed(page(groups, now=NOW)).text)
+def groups_in(*folders):
+  """The groups of the runs in some folders."""
+  return groups_of(read_all(folders))
+
+
+def shown(*folders, groups=()):
+  """The text of the report on some folders, or groups, without the names of its styles."""
+  return "".join(Parsed(page(groups or groups_in(*folders), now=NOW)).text)

@@ -108,7 +108,7 @@ def test_a_loss_that_explodes_ends_with_exit_code_2(cache, tmp_path):
 def test_importing_the_package_imports_neither_tensorflow_nor_torch():
   code = (
     "import sys, jaxspeed, jaxspeed.run.trainer, jaxspeed.run.evaluation\n"
-    "print([m for m in ('tensorflow', 'torch', 'tensorboard') if m in sys.modules])"
+    "print([m for m in ('tensorflow', 'torch', 'tensorboard', 'scipy') if m in sys.modules])"
   )
   done = subprocess.run(
     [sys.executable, "-c", code], env=environment(), capture_output=True, text=True

@@ -1,4 +1,7 @@
-"""`jaxspeed.fit` with objects in place of fields: models, optimizers and schedules of one's own."""
+"""`jaxspeed.fit` with objects in place of fields, and the notebook of docs/."""
+
+import json
+import pathlib
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -132,20 +135,37 @@ def test_an_optimizer_and_a_schedule_of_optax_train_resume_and_load(digits, tmp_
     "optimizer": optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam()),
     "schedule": optax.warmup_cosine_decay_schedule(0.0, 0.01, 4, 18),
   }
-  whole = jaxspeed.fit(recipe(), digits, tmp_path / "a", **given, model=Net())
+
+  def fit(name, given=given, **more):
+    return jaxspeed.fit(recipe(), digits, tmp_path / name, model=Net(), **given, **more)
+
+  whole = fit("a")
   rates = [row["learning_rate"] for row in whole.history]
   expected = [float(given["schedule"](step)) for step in (8, 17)]
   # The schedule computes in float32 here, in float64 in the plan.
   assert rates == pytest.approx(expected, rel=1e-5)
   assert whole.result["top1"] > 0.3
-  part = jaxspeed.fit(
-    recipe(), digits, tmp_path / "b", **given, model=Net(), on_epoch=lambda row: True
-  )
+  part = fit("b", on_epoch=lambda row: True)
   assert part.step == 9 and jaxspeed.load(tmp_path / "b", model=Net()).step == 9
   for name in given:
     less = {other: value for other, value in given.items() if other != name}
-    sentence = said(
-      lambda less=less: jaxspeed.fit(recipe(), digits, tmp_path / "b", model=Net(), **less)
-    )
+    sentence = said(lambda less=less: fit("b", less))
     assert f"pass the same {name}= to jaxspeed.fit to resume it" in sentence
-  assert bits(jaxspeed.fit(recipe(), digits, tmp_path / "b", model=Net(), **given)) == bits(whole)
+  assert bits(fit("b")) == bits(whole)
+
+
+NOTEBOOK = pathlib.Path(__file__).parents[2] / "docs" / "own_images.ipynb"
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  cells = json.loads(NOTEBOOK.read_text())["cells"]
+  names = {"__name__": "__main__"}
+  for number, cell in enumerate(cells):
+    if cell["cell_type"] == "code":
+      assert not cell["outputs"], "clear the outputs: they are of one machine"
+      exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+  lines = capsys.readouterr().out.splitlines()
+  assert [line.split(":")[0] for line in lines[:3]] == [f"epoch {n}" for n in range(1, 4)]
+  assert names["run"].result["top1"] > 0.8
+  assert {path.name for path in tmp_path.iterdir()} == {"runs"}

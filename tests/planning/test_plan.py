@@ -1,9 +1,11 @@
-"""Plans against arithmetic."""
+"""Plans against arithmetic, and values that no plan can have, refused with the field's name."""
 
 import numpy as np
 import pytest
-from made_plans import config_with, plan_with
+from made_plans import checked, config_with, plan_with
 
+from jaxspeed.config import fields as fields_lib
+from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import StepKind, StepRange
 
@@ -31,37 +33,45 @@ def test_numbers_of_steps(images, batch, epochs, per_epoch, total):
   assert plan.epochs == -(-total // per_epoch)
 
 
-def test_steps_and_epochs_of_a_run_whose_last_epoch_is_cut_short():
-  # 10 steps an epoch; 25 of them, of which the third epoch has 5.
-  plan = plan_with(data__train_images=105, batch_size=10, epochs=2.5)
-  assert plan.epochs == 3
-  cases = {0: (0, 0), 9: (0, 9), 10: (1, 0), 19: (1, 9), 20: (2, 0), 24: (2, 4), 25: (2, 5)}
-  assert {step: plan.epoch_of(step) for step in cases} == cases
-  assert [plan.first_step_of(epoch) for epoch in range(3)] == [0, 10, 20]
-  assert [plan.steps_in_epoch(epoch) for epoch in range(3)] == [10, 10, 5]
-  assert [plan.end_of_epoch(step) for step in (0, 9, 10, 20, 24)] == [10, 10, 20, 25, 25]
-  assert [plan.examples(step) for step in (0, 1, 10, 24, 25)] == [0, 10, 100, 240, 250]
+CUT = dict(data__train_images=105, batch_size=10, epochs=2.5)
+TWO_PHASES = dict(data__feed="stream", phases__first_epoch=(0, 2), phases__image_size=(16, 32))
+TWO_PHASES |= dict(data__train_images=80, epochs=4.8, phases__batch_size=(8, 16))
 
 
-def test_steps_and_epochs_of_a_plan_of_two_phases():
-  # 2 epochs of 10 steps of 8 small images, then 3 of 5 steps of 16 large ones, the last cut to 4.
-  plan = plan_with(
-    data__train_images=80,
-    epochs=4.8,
-    data__feed="stream",
-    phases__first_epoch=(0, 2),
-    phases__image_size=(16, 32),
-    phases__batch_size=(8, 16),
-  )
+@pytest.mark.parametrize(
+  "fields, total, epochs, firsts, examples",
+  [
+    # 10 steps an epoch; 25 of them, of which the third epoch has 5.
+    (
+      CUT, 25, {0: (0, 0), 9: (0, 9), 10: (1, 0), 19: (1, 9), 20: (2, 0), 24: (2, 4), 25: (2, 5)},
+      [0, 10, 20], {0: 0, 1: 10, 10: 100, 24: 240, 25: 250},
+    ),
+    # 2 epochs of 10 steps of 8 small images, then 3 of 5 steps of 16 large ones, the last cut to 4.
+    (
+      TWO_PHASES, 34, {19: (1, 9), 20: (2, 0), 24: (2, 4), 25: (3, 0), 33: (4, 3)},
+      [0, 10, 20, 25, 30], {19: 152, 20: 160, 21: 176, 34: 160 + 14 * 16},
+    ),
+  ],
+)  # fmt: skip
+def test_steps_and_epochs_of_plans_whose_last_epoch_is_cut_short(
+  fields, total, epochs, firsts, examples
+):
+  plan = plan_with(**fields)
+  assert (plan.total_steps, plan.epochs) == (total, len(firsts))
+  assert {step: plan.epoch_of(step) for step in epochs} == epochs
+  assert [plan.first_step_of(epoch) for epoch in range(plan.epochs)] == firsts
+  ends = [*firsts[1:], total]
+  lengths = [end - first for first, end in zip(firsts, ends, strict=True)]
+  assert [plan.steps_in_epoch(epoch) for epoch in range(plan.epochs)] == lengths
+  for first, end in zip(firsts, ends, strict=True):
+    assert plan.end_of_epoch(first) == plan.end_of_epoch(end - 1) == end
+  assert {step: plan.examples(step) for step in examples} == examples
+
+
+def test_a_plan_of_two_phases_has_programs_for_both():
+  plan = plan_with(**TWO_PHASES)
   small, large = plan.phases
-  assert plan.total_steps == 34
-  assert plan.epochs == 5
   assert [plan.phase_of(step) for step in (0, 19, 20, 34)] == [small, small, large, large]
-  cases = {19: (1, 9), 20: (2, 0), 24: (2, 4), 25: (3, 0), 33: (4, 3)}
-  assert {step: plan.epoch_of(step) for step in cases} == cases
-  assert [plan.first_step_of(epoch) for epoch in range(5)] == [0, 10, 20, 25, 30]
-  assert [plan.steps_in_epoch(epoch) for epoch in range(5)] == [10, 10, 5, 5, 4]
-  assert [plan.examples(step) for step in (19, 20, 21, 34)] == [152, 160, 176, 160 + 14 * 16]
   assert plan.programs() == [
     "init",
     "train 8x16x16x3",
@@ -128,7 +138,6 @@ def test_an_average_counts_the_steps_of_each_phases_epochs():
     (5.0, [(0, 16), (2, 24), (4, 32)]),
     (3.0, [(0, 16), (1, 24), (2, 32)]),
     (2.0, [(0, 24), (1, 32)]),
-    (1.0, [(0, 32)]),
     (0.5, [(0, 32)]),
   ],
 )
@@ -136,44 +145,36 @@ def test_phases_that_are_shares_move_with_the_epochs(epochs, expected):
   plan = plan_with(epochs=epochs, phases__first_epoch=(0, 0.4, 0.8), **PHASED)
   assert [(phase.first_epoch, phase.image_size) for phase in plan.phases] == expected
   assert plan.phases[-1].eval_mode == "rect" and plan.total_steps == 10 * epochs
-
-
-def test_without_first_epochs_there_is_one_phase():
-  plan = plan_with(epochs=4.0, phases__first_epoch=(), data__image_size=64, **PHASED)
-  (phase,) = plan.phases
+  # Without first epochs there is one phase.
+  (phase,) = plan_with(epochs=4.0, phases__first_epoch=(), data__image_size=64, **PHASED).phases
   assert (phase.image_size, phase.eval_mode, phase.epochs) == (64, "center", 4)
 
 
 def test_a_run_is_cut_into_ranges_of_one_kind():
   # hiverge: 32 steps an epoch, the whitening bias in ceil(0.2 * 32) = 7 of them.
-  plan = plan_with(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.2)
-  plain, bias = StepKind(), StepKind(whiten_bias=True)
+  fields = dict(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.2)
+  plan, plain, bias = plan_with(**fields), StepKind(), StepKind(whiten_bias=True)
   assert plan.step_ranges() == (StepRange(7, (bias,)), StepRange(245, (plain,)))
   assert [plan.kind_of(step) for step in (6, 7)] == [bias, plain]
   assert "train 1536x32x32x3, 7 with whitening bias + 238 steps" in plan.programs()
-  # hlb: cutmix in the last 6 of 12.1 epochs of 48, and only where there is a square to mix.
-  plan = plan_with(epochs=12.1, batch_size=1024, augment__cutmix=3, augment__cutmix_epochs=6.0)
-  first = plan.total_steps - 6 * 48
-  assert [plan.kind_of(step).cutmix for step in (first - 1, first)] == [False, True]
-  plan = plan_with(epochs=12.1, batch_size=1024, augment__cutmix_epochs=6.0)
-  assert not plan.kind_of(plan.total_steps - 1).cutmix
-
-
-def test_quick_programs_serve_steps_with_and_without_a_trained_whitening_bias():
-  fields = dict(epochs=7.65, batch_size=1536, whitening__bias_epochs=0.2, compile="quick")
-  bias = StepKind(whiten_bias=True)
+  # Quick programs serve steps with and without it.
+  fields["compile"] = "quick"
   assert plan_with(**fields).step_ranges() == (StepRange(245, (bias,)),)
   # The gradient of a bias that is held would count in the norm that is clipped.
   assert len(plan_with(**fields, optimizer__clip_norm=1.0).step_ranges()) == 2
   assert not plan_with(**fields | {"whitening__bias_epochs": 0.0}).kind_of(0).whiten_bias
-
-
-def test_a_proxy_learns_in_one_step_of_a_cycle():
-  fields = dict(epochs=2.0, batch_size=1024, data__train_images=6200)
-  plan = plan_with(proxy__keep=512, proxy__every=4, **fields)
-  learns, looks = StepKind(proxy_learns=True), StepKind()
-  assert plan.step_ranges() == (StepRange(12, (learns, looks, looks, looks)),)
-  assert plan_with(proxy__every=4, **fields).step_ranges() == (StepRange(12, (looks,)),)
+  # hlb: cutmix in the last 6 of 12.1 epochs of 48, and only where there is a square to mix.
+  fields = dict(epochs=12.1, batch_size=1024, augment__cutmix_epochs=6.0)
+  plan = plan_with(augment__cutmix=3, **fields)
+  first = plan.total_steps - 6 * 48
+  assert [plan.kind_of(step).cutmix for step in (first - 1, first)] == [False, True]
+  assert not plan_with(**fields).kind_of(first).cutmix
+  # A proxy learns in one step of a cycle.
+  fields = dict(epochs=2.0, batch_size=1024, data__train_images=6200, proxy__every=4)
+  learns = StepKind(proxy_learns=True)
+  cycle = StepRange(12, (learns, plain, plain, plain))
+  assert plan_with(proxy__keep=512, **fields).step_ranges() == (cycle,)
+  assert plan_with(**fields).step_ranges() == (StepRange(12, (plain,)),)
 
 
 @pytest.mark.parametrize("images, held_out", [(50_000, 5000), (104, 10), (6, 1)])
@@ -185,11 +186,6 @@ def test_tuning_holds_out_a_tenth_of_the_training_images(images, held_out):
   assert (told.train_images, told.eval_images) == (images, held_out)
 
 
-def test_the_sizes_of_the_real_set_replace_the_configs():
-  plan = make_plan(config_with(batch_size=10), train_images=35, eval_images=12)
-  assert (plan.train_images, plan.eval_images, plan.phases[0].steps_per_epoch) == (35, 12, 3)
-
-
 @pytest.mark.parametrize(
   "images, batch, devices, expected",
   [(10_000, 1000, 1, 1000), (10_000, 1000, 8, 1000), (297, 1000, 1, 297), (297, 1000, 8, 38)],
@@ -198,3 +194,135 @@ def test_an_evaluation_batch_is_no_larger_than_a_devices_part(images, batch, dev
   # 297 / 8 = 37.1.
   plan = plan_with(devices=devices, data__eval_images=images, eval__batch_size=batch)
   assert plan.eval_batch_size == expected
+
+
+NAN, INF = float("nan"), float("inf")
+CLIP = "it must be the least and the most trust ratio, or ()."
+STD = "it must be three numbers above 0 in units of 0 ... 255, or () for "
+SEGMENT = (
+  "it must be segments of four numbers of at least 0 (first epoch, end, value there, value at the "
+  "end), the first from epoch 0 on and each from the end of the one before."
+)
+# Kinds of fields (`config.kinds`) and bounds that config/test_mistakes.py has not.
+REFUSED = [
+  ("cost_per_hour", "it must be a number from 0 to ", (-0.5, NAN)),
+  ("label_smoothing", "it must be a number from 0 and below 1.", (-0.5, 1.0)),
+  ("schedule.peak", "it must be a number above 0", (0.0, NAN, INF)),
+  ("optimizer.muon_coefficients", "it must be three numbers.", ((1.0, 2.0),)),
+  ("optimizer.lars_clip", CLIP, ((0.5,), (1.0, 0.5), (-0.1, 1.0), (0.0, NAN))),
+  ("schedule.segments", SEGMENT, (((1, 5, 0.1, 0.2),), ((0, 0, 0.1, 0.2),))),
+  ("schedule.segments", SEGMENT, (((0, 5, 0.1, 0.2), (0, 6, 0.2, 0.1)), ((0, 5, 0.1, NAN),))),
+  ("schedule.segments", SEGMENT, (((0, 5, 0.1, 0.2), (7, 9, 0.2, 0.1), (5, 7, 0.2, 0.1)),)),
+  ("data.std", STD, ((1.0,), (1.0, 2.0, INF), (1.0, 0.0, 1.0))),
+  # Beside other fields.
+  ("data.last_batch", "choose one of drop, carry_over.", ("keep",)),
+  ("schedule.warmup", "with config.epochs=1.0: the warm-up would take all of them", (1.0,)),
+  *(
+    (f"augment.{name}", "with config.data.image_size=32: it must be less than that.", (32,))
+    for name in ("cutout", "cutmix", "crop_padding")
+  ),
+]
+
+
+@pytest.mark.parametrize("field, reason, values", REFUSED)
+def test_a_value_that_no_run_can_have_is_refused(field, reason, values):
+  for value in values:
+    config = fields_lib.base()
+    config.update_from_flattened_dict({field: value})
+    with pytest.raises(UserError) as caught:
+      make_plan(checked(config))
+    assert str(caught.value).startswith(f"config.{field}=") and reason in str(caught.value)
+
+
+def test_the_least_and_the_most_are_allowed():
+  least = {"data.classes": 2, "augment.cutout": 0, "cost_per_hour": 0.0, "eval.batch_size": 1}
+  most = {"seed": 2**31 - 1, "schedule.warmup": 0.999, "data.mean": (), "data.std": ()}
+  config = fields_lib.base()
+  config.update_from_flattened_dict(least | most)
+  make_plan(checked(config))
+
+
+STREAM = dict(data__feed="stream", data__train_images=80, batch_size=8)
+PHASES = STREAM | dict(epochs=9.0, phases__image_size=(16, 24, 32))
+SQUARES = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
+SEGMENTS = ((0, 2, 0.1, 0.5), (2, 5, 0.5, 0.1))
+SHARES = "shares of the run, which are below 1"
+TOGETHER = [
+  (
+    dict(data__train_images=100, batch_size=101),
+    "config.batch_size=101 is larger than the training set of 100 images: set --config.batch_size "
+    "to at most 100.",
+  ),
+  (
+    dict(batch_size=100, devices=8),
+    "config.batch_size=100 does not divide over 8 devices: set --config.batch_size to a multiple "
+    "of 8.",
+  ),
+  (
+    dict(batch_size=24, devices=8, **SQUARES),
+    "config.batch_size=24 gives each of 8 devices 3 images, which config.augment.cutmix cannot "
+    "pair: set --config.batch_size to a multiple of 16.",
+  ),
+  *(
+    (fields | {f"augment__{name}": 0.2}, words.format(name))
+    for name in ("mixup", "cutmix_alpha")
+    for fields, words in (
+      (dict(batch_size=24, devices=8), "3 images, which config.augment.{} cannot pair"),
+      (SQUARES, "config.augment.{}=0.2 with config.augment.cutmix=3: both mix an image with its"),
+      (dict(proxy__keep=8), "config.augment.{}=0.2 with config.proxy.keep=8: a proxy chooses imag"),
+    )
+  ),
+  *(
+    (PHASES | dict(phases__first_epoch=starts), sentence)
+    for starts, sentence in (
+      ((0, 0.5, 1.0), SHARES),
+      ((0.2, 0.5, 0.8), SHARES),
+      ((0, 0.8, 0.5), SHARES),
+      ((0, 0.5, 2), SHARES),
+      ((0, 1.5, 3), "give whole epochs, or shares of the run below 1"),
+    )
+  ),
+  *(
+    (
+      {"epochs": 3.0, name.replace(".", "__"): SEGMENTS},
+      f"config.epochs=3.0 with config.{name}=((0.0, 2.0, 0.1, 0.5), (2.0, 5.0, 0.5, 0.1)): ",
+    )
+    for name in ("schedule.segments", "optimizer.momentum_segments")
+  ),
+  *(
+    (
+      dict(epochs=2.0, batch_size=1024, proxy__keep=keep, devices=devices),
+      f"config.proxy.keep={keep}: it must be a multiple of ",
+    )
+    for keep, devices in ((1025, 1), (510, 4))
+  ),
+  (dict(data__image_size=7), "image_size=7: resnet9 needs images of at least 8 pixels"),
+  (
+    dict(batch_size=1, epochs=1000.0),
+    "takes 50,000,000 steps, but a plan has at most 10,000,000",
+  ),
+]
+
+
+@pytest.mark.parametrize("fields, sentence", TOGETHER)
+def test_fields_that_do_not_go_together_are_refused(fields, sentence):
+  with pytest.raises(UserError) as caught:
+    plan_with(**fields)
+  assert sentence in str(caught.value)
+
+
+def test_fields_that_go_together_are_not():
+  assert plan_with(batch_size=96, devices=8, **SQUARES).cutmix_steps == 520
+  for name in ("schedule__segments", "optimizer__momentum_segments"):
+    assert plan_with(epochs=5.0, **{name: SEGMENTS}).epochs == 5
+
+
+def test_a_frozen_model_with_a_resting_head_is_refused():
+  config = fields_lib.base()
+  config.pretrained.update(path="weights.safetensors", freeze="backbone")
+  checked(config)
+  config.optimizer.head_rate_factor = 0.0
+  with pytest.raises(
+    UserError, match="config.optimizer.head_rate_factor=0.0 .*: nothing would be trained"
+  ):
+    checked(config)

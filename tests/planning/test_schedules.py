@@ -7,7 +7,7 @@ import pytest
 from recipes import get_config
 
 from jaxspeed.config import fields
-from jaxspeed.planning import schedules
+from jaxspeed.planning import make, schedules
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.own_schedule import evaluate
 
@@ -23,106 +23,63 @@ def rates(epochs=float(EPOCHS), **schedule):
   return make_plan(config).table["learning_rate"]
 
 
-def torchs(make, *, peak, warmup=0, start=0.0, steps=STEPS * EPOCHS):
-  """The learning rates of a scheduler of torch that takes a step with the optimizer.
+def close(found, expected):
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.max(expected))
 
-  Args:
-    make: makes the scheduler from torch's module of them and an optimizer.
-    peak: the learning rate of the optimizer.
-    warmup: the steps of LinearLR before it.
-    start: the factor at their start.
-    steps: the number of steps.
-  """
+
+def torchs(name, *given, warmup=0, start=0.0):
+  """The learning rates of a scheduler of torch, with a peak of 0.3, after a LinearLR."""
   torch = pytest.importorskip("torch")
   schedulers = torch.optim.lr_scheduler
-  optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=peak)
-  found = make(schedulers, optimizer)
+  optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.3)
+  found = getattr(schedulers, name)(optimizer, *given)
   if warmup:
     rise = schedulers.LinearLR(optimizer, start_factor=start, total_iters=warmup)
     found = schedulers.SequentialLR(optimizer, [rise, found], milestones=[warmup])
   values = []
-  for _ in range(steps):
+  for _ in range(STEPS * EPOCHS):
     values.append(optimizer.param_groups[0]["lr"])
     optimizer.step()
     found.step()
   return np.array(values)
 
 
-def close(found, expected):
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.max(expected))
-
-
-@pytest.mark.parametrize("warmup", [0.0, 0.25])
-def test_the_cosine_is_torchs(warmup):
-  rise = int(warmup * STEPS * EPOCHS)
-  expected = torchs(
-    lambda torch, optimizer: torch.CosineAnnealingLR(optimizer, STEPS * EPOCHS - rise, 0.03),
-    peak=0.3,
-    warmup=rise,
-    start=0.01,
-  )
-  close(
-    rates(name="cosine", read="start", peak=0.3, start=0.01, final=0.1, warmup=warmup), expected
-  )
-
-
-def test_a_polynomial_is_torchs():
-  expected = torchs(
-    lambda torch, optimizer: torch.PolynomialLR(optimizer, STEPS * EPOCHS - 60, power=2.2),
-    peak=0.3,
-    warmup=60,
-    start=0.5,
-  )
-  close(rates(read="start", peak=0.3, start=0.5, warmup=0.25, power=2.2), expected)
-
-
-@pytest.mark.parametrize("read", ["start", "end"])
-def test_stairs_are_torchs_by_epoch(read):
+RISE = dict(warmup=0.25, start=0.01)
+# A config's schedule, and torch's with the steps of its warm-up.
+TORCHS = [
+  (dict(name="cosine", final=0.1), ("CosineAnnealingLR", 240, 0.03)),
+  (dict(name="cosine", final=0.1) | RISE, ("CosineAnnealingLR", 180, 0.03)),
+  (dict(name="linear", power=2.2) | RISE, ("PolynomialLR", 180, 2.2)),
   # torchvision's references take one step of StepLR after each epoch.
-  expected = torchs(
-    lambda torch, optimizer: torch.StepLR(optimizer, 5, gamma=0.2), peak=0.3, steps=EPOCHS
-  )
-  found = rates(name="step", read=read, peak=0.3, warmup=0.0, step_size=5.0, gamma=0.2)
-  close(found, np.repeat(expected, STEPS))
+  (dict(name="step", step_size=5.0, gamma=0.2), ("StepLR", 5 * STEPS, 0.2)),
+  # Stairs count from the end of the warm-up.
+  (dict(name="step", step_size=3.0, gamma=0.1) | RISE, ("StepLR", 3 * STEPS, 0.1)),
+  (
+    dict(name="exponential", step_size=2.4, gamma=0.97),
+    ("ExponentialLR", 0.97 ** (1 / (2.4 * STEPS))),
+  ),
+  (dict(name="constant") | RISE, ("ConstantLR", 1.0, 0)),
+]
 
 
-def test_stairs_count_from_the_end_of_the_warm_up():
-  expected = torchs(
-    lambda torch, optimizer: torch.StepLR(optimizer, 3 * STEPS, gamma=0.1),
-    peak=0.3,
-    warmup=2 * STEPS,
-    start=0.01,
-  )
-  shape = dict(name="step", peak=0.3, start=0.01, warmup=2 / 12, step_size=3.0)
-  close(rates(read="start", **shape), expected)
-  # Read at their ends, the steps of the warm-up are one step ahead, and no stair is.
-  ahead = rates(read="end", **shape)
-  close(ahead[: 2 * STEPS - 1], expected[1 : 2 * STEPS])
-  assert ahead[2 * STEPS - 1] == pytest.approx(0.3, rel=1e-12)
-  close(ahead[2 * STEPS :], expected[2 * STEPS :])
+@pytest.mark.parametrize("fields, theirs", TORCHS)
+def test_a_schedule_is_torchs(fields, theirs):
+  fields = dict(warmup=0.0, peak=0.3) | fields
+  rise = int(fields["warmup"] * STEPS * EPOCHS)
+  expected = torchs(*theirs, warmup=rise, start=fields.get("start", 0.0))
+  close(rates(read="start", **fields), expected)
+  # Read at its end, a step has the rate of the next one, but on a stair its own.
+  ahead, n = rates(read="end", **fields), rise if fields["name"] == "step" else 239
+  np.testing.assert_allclose(ahead[:n], expected[1 : n + 1], rtol=0, atol=3e-13)
+  if fields["name"] == "step":
+    close(ahead[rise:], expected[rise:])
 
 
-def test_an_exponential_decay_is_torchs():
-  expected = torchs(
-    lambda torch, optimizer: torch.ExponentialLR(optimizer, 0.97 ** (1 / (2.4 * STEPS))), peak=0.3
-  )
-  shape = dict(name="exponential", peak=0.3, warmup=0.0, step_size=2.4, gamma=0.97)
-  close(rates(read="start", **shape), expected)
-  close(rates(read="end", **shape)[:-1], expected[1:])
-
-
-def test_a_constant_learning_rate_with_a_warm_up():
-  close(rates(name="constant", peak=0.3, warmup=0.0), np.full(240, 0.3))
-  rise = np.minimum((np.arange(240) + 1) / 60, 1)
-  close(rates(name="constant", peak=0.3, warmup=0.25), 0.3 * rise)
-
-
-def test_a_cosine_read_at_the_ends_of_steps_that_stays_at_its_end():
+def test_a_cosine_may_stay_at_its_end():
   share = np.clip(((np.arange(240) + 1) / STEPS - 3) / (12 - 3 - 2), 0, 1)
   expected = 0.2 * (0.05 + 0.95 * (1 + np.cos(np.pi * share)) / 2)
   found = rates(name="cosine", peak=0.2, final=0.05, warmup=0.25, flat_epochs=2.0)
   close(found[60:], expected[60:])
-  close(found[:60], 0.2 * (np.arange(60) + 1) / 60)
   # Without room for a decay, it ends at once.
   close(rates(name="cosine", peak=0.2, final=0.05, warmup=0.25, flat_epochs=12.0)[60:], 0.01)
 
@@ -155,23 +112,14 @@ def test_schedules_by_epoch_follow_phases_of_different_lengths_and_a_cut_end():
   close(make_plan(config).table["learning_rate"], 0.2 * (1 + np.cos(np.pi * share)))
 
 
-def test_a_table_is_of_the_config_as_it_was_planned():
-  config = get_config("quickstart")
+def test_a_table_is_of_the_config_as_it_was_planned_and_computed_once_asked(monkeypatch):
+  config, asked = get_config("quickstart"), []
+  # The launcher plans jobs on machines whose GPUs other jobs need.
+  monkeypatch.setattr(make, "evaluate", lambda *given: asked.append(given) or evaluate(*given))
   plan = make_plan(config)
   config.schedule.peak = 7.0
-  assert plan.table["learning_rate"].max() == pytest.approx(0.3)
+  assert not asked and plan.table["learning_rate"].max() == pytest.approx(0.3)
   assert plan.table is plan.table
-
-
-def test_a_plan_computes_its_table_only_when_asked(monkeypatch):
-  # The launcher plans jobs on machines whose GPUs other jobs need.
-  def refuse(*_):
-    raise AssertionError("evaluated")
-
-  monkeypatch.setattr("jaxspeed.planning.make.evaluate", refuse)
-  plan = make_plan(get_config("quickstart"))
-  with pytest.raises(AssertionError, match="evaluated"):
-    plan.table  # noqa: B018
 
 
 def test_values_are_rounded_operation_by_operation():
@@ -212,9 +160,7 @@ def test_an_average_reaches_back_over_a_share_of_the_steps_so_far():
     weight = (1 - keep[:total]) * left
     assert weight.sum() == pytest.approx(1, abs=1e-12)
     assert (weight * (total - step[:total])).sum() == pytest.approx((total - 5) / 6)
-
-
-def test_an_average_with_a_reach_is_updated_as_seldom_as_it_is_told():
+  # It is updated as seldom as it is told.
   keep = schedules.average_keep(np.arange(30) % 10, decay=0.9, every=4, reach=0.5)
   np.testing.assert_array_equal(np.flatnonzero(keep != 1.0), [0, 4, 8, 10, 14, 18, 20, 24, 28])
   assert keep[10] == pytest.approx((1 - 2 / 11) ** 4, rel=1e-14)

@@ -1,3 +1,5 @@
+"""Where a result comes from, what its machine counted, and seconds in words."""
+
 import platform
 import shutil
 import subprocess
@@ -6,6 +8,9 @@ import types
 import jax
 import pytest
 
+from jaxspeed.records import meters
+from jaxspeed.records.durations import duration
+from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.provenance import commit, cpu_name, describe_device
 
 
@@ -35,36 +40,74 @@ def test_cpu_name_comes_from_cpuinfo_where_there_is_one(tmp_path, monkeypatch):
   assert cpu_name(str(cpuinfo)) == cpu_name(str(tmp_path / "none")) == "arm64"
 
 
-def git(folder, *arguments):
-  names = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-  command = ["git", "-C", str(folder), *names, *arguments]
-  return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_a_commit_is_the_head_with_its_changes_asked_once(tmp_path, monkeypatch):
   # A hook that runs these tests names its own repository.
   monkeypatch.delenv("GIT_DIR", raising=False)
   monkeypatch.delenv("GIT_INDEX_FILE", raising=False)
-  git(tmp_path, "init")
-  commit.cache_clear()
-  assert commit(tmp_path) is None  # of a repository without one
+
+  def git(*arguments):
+    names = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(tmp_path), *names, *arguments], check=True)
+
+  def asked(folder=tmp_path):
+    commit.cache_clear()
+    return commit(folder)
+
+  git("init", "-q")
+  assert asked() is None  # a repository without a commit
   (tmp_path / "a.py").write_text("1\n")
-  git(tmp_path, "add", "a.py")
-  git(tmp_path, "commit", "-m", "first")
+  git("add", "a.py")
+  git("commit", "-q", "-m", "first")
   # Untracked files change no code.
   (tmp_path / "site-packages").mkdir()
   (tmp_path / "site-packages" / "a.txt").touch()
-  head = git(tmp_path, "rev-parse", "HEAD")
-  commit.cache_clear()
-  assert len(head) == 40 and commit(tmp_path) == head
+  head = (tmp_path / ".git" / (tmp_path / ".git" / "HEAD").read_text()[5:].strip()).read_text()
+  assert asked() == head.strip()
   (tmp_path / "a.py").write_text("2\n")
-  assert commit(tmp_path) == head
-  commit.cache_clear()
-  assert commit(tmp_path) == f"{head}-dirty"
+  assert commit(tmp_path) == head.strip()
+  assert asked() == f"{head.strip()}-dirty"
   # As a virtual environment inside somebody else's repository.
-  assert commit(tmp_path / "site-packages") is None
+  assert asked(tmp_path / "site-packages") is None
   monkeypatch.setenv("PATH", "")
+  assert asked() is None  # without git
   commit.cache_clear()
-  assert commit(tmp_path) is None  # without git
-  commit.cache_clear()
+
+
+def test_a_system_that_counts_no_bytes_has_no_rates(monkeypatch):
+  def refuse(**how):
+    raise FileNotFoundError("/proc/net/dev")
+
+  monkeypatch.setattr("psutil.net_io_counters", refuse)
+  assert NetworkMeter().rates() == {}
+
+
+def test_rates_are_gigabits_a_second_since_the_meter_was_made(monkeypatch):
+  reads = iter([(5, 7), (5 + 10**9, 7 + 5 * 10**8), (5 + 3 * 10**9, 7 + 5 * 10**8)])
+  seconds = iter([100.0, 104.0, 106.0])
+  monkeypatch.setattr(meters, "network_bytes", reads.__next__)
+  monkeypatch.setattr(meters.time, "monotonic", seconds.__next__)
+  meter = NetworkMeter()
+  # 8 bits times 10^9 bytes over 4 s, and half as many bytes out.
+  assert meter.rates() == pytest.approx({"net_recv_gbit": 2.0, "net_transmit_gbit": 1.0})
+  assert meter.rates() == pytest.approx({"net_recv_gbit": 4.0, "net_transmit_gbit": 4 / 6})
+
+
+def test_peak_memory_is_that_of_the_fullest_device_and_unknown_on_a_cpu():
+  def device(stats):
+    return types.SimpleNamespace(memory_stats=lambda: stats)
+
+  fullest = [device({"peak_bytes_in_use": n, "bytes_in_use": 7e9}) for n in (2 * 10**9, 3 * 10**9)]
+  assert peak_memory([*fullest, device(None), device({})]) == {"memory_gb": 3.0}
+  assert peak_memory(jax.devices("cpu")) == {}
+
+
+@pytest.mark.parametrize(
+  "seconds, measured, published",
+  [(1.98, "1.98 s", "1.98 s"), (8, "8.00 s", "8 s"), (26.04, "26.0 s", "26.04 s")]
+  + [(6552, "109 min 12 s", "109 min 12 s"), (8532, "2.37 h", "2.37 h")]
+  + [(172_799, "48.00 h", "48.00 h"), (2e8, "2,314.8 days", "2,314.8 days")],
+)
+def test_a_time_is_shown_as_measured_or_as_published(seconds, measured, published):
+  assert duration(seconds) == measured
+  assert duration(seconds, as_published=True) == published

@@ -4,42 +4,17 @@ import json
 import math
 import pathlib
 import shlex
-import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
+from made_rows import CONFIG, SECONDS, one_result
 from scipy import stats
 
 from jaxspeed.errors import UserError
+from jaxspeed.records.console import format_result
 from jaxspeed.records.provenance import of_this_process
-from jaxspeed.records.results import read_result, write_result
-
-CONFIG = {"seed": 1, "runs": 1, "target": 0.93, "target_metric": "top1", "phases": [{"rate": 0.5}]}
-SECONDS = {
-  "train": 2.0,
-  "dawn": 1.5,
-  "compile": {"cold": 30.0, "cached": None},
-  "process": 40.0,
-  "to_target": None,
-}
-
-
-def one_result(top1, **fields):
-  return {
-    "config": CONFIG,
-    "evaluated_on": "test",
-    "evaluated_weights": "average",
-    "top1": top1,
-    "top5": 0.75,
-    "seconds": SECONDS,
-    "device": "1 x NVIDIA H100 80GB HBM3",
-    "versions": {"python": "3.11.2", "jax": "0.10.2"},
-    "seed": 1,
-    "commit": "0" * 40,
-    "command": "python -m jaxspeed.train",
-  } | fields
+from jaxspeed.records.results import read_result, result_of, write_result
 
 
 def test_result_of_one_run(tmp_path):
@@ -89,55 +64,39 @@ def test_result_of_three_runs(tmp_path):
   assert result == json.loads((tmp_path / "result.json").read_text()) == read_result(tmp_path)
 
 
-def test_equal_runs_leave_no_doubt_and_warn_of_nothing(tmp_path):
-  with warnings.catch_warnings():
-    warnings.simplefilter("error")
-    found = [write_result(tmp_path, [one_result(top1)] * 3) for top1 in (0.94, 0.93, 0.1)]
+@pytest.mark.filterwarnings("error")
+def test_equal_runs_leave_no_doubt_and_warn_of_nothing():
+  found = [result_of([one_result(top1)] * 3) for top1 in (0.94, 0.93, 0.1)]
   assert [result["p_value"] for result in found] == [0.0, 1.0, 1.0]
   assert {(result["sd"], result["ci95"], result["reached"]) for result in found} == {(0.0, 0.0, 0)}
 
 
-def test_figures_by_class_of_several_runs_are_means(tmp_path):
+def test_figures_by_class_of_several_runs_are_means():
   def row(macro, ece, cat, **fields):
     per_class = {"cat": {"top1": cat, "images": 3}, "dog": {"top1": None, "images": 0}}
     figures = dict(macro_top1=macro, ece=ece, per_class=per_class, confusion=[[3, 0], [0, 0]])
     return one_result(0.5, **figures, **fields)
 
   rows = [row(0.25, 0.5, 1 / 4, seed=1), row(0.75, 0.25, 3 / 4, seed=2)]
-  result = write_result(tmp_path, rows)
+  result = result_of(rows)
   assert (result["macro_top1"], result["ece"]) == (0.5, 0.375)
-  mean = {"cat": {"top1": 0.5, "images": 3}, "dog": {"top1": None, "images": 0}}
-  assert result["per_class"] == mean and read_result(tmp_path) == result
+  assert result["per_class"] == row(0, 0, 0.5)["per_class"]
   # The matrices lie in the folders of the runs.
   assert "confusion" not in result
-  own = [(run["macro_top1"], run["ece"]) for run in result["runs"]]
-  assert own == [(0.25, 0.5), (0.75, 0.25)]
+  assert [(run["macro_top1"], run["ece"]) for run in result["runs"]] == [(0.25, 0.5), (0.75, 0.25)]
   assert not any("per_class" in run or "confusion" in run for run in result["runs"])
   # Runs of an earlier version have none of these.
-  older = write_result(tmp_path, [rows[0], one_result(0.5, seed=2)])
+  older = result_of([rows[0], one_result(0.5, seed=2)])
   assert older["macro_top1"] == 0.25 and "per_class" not in older
 
 
-def test_one_run_does_not_pay_for_scipy(tmp_path):
-  code = (
-    "import json, pathlib, sys\n"
-    "from jaxspeed.records.results import write_result\n"
-    "write_result(pathlib.Path(sys.argv[1]), [json.loads(sys.argv[2])])\n"
-    "print([name for name in sys.modules if name.startswith('scipy')])"
-  )
-  command = [sys.executable, "-c", code, str(tmp_path), json.dumps(one_result(0.5))]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-  assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def test_a_cost_is_that_of_dawnbenchs_seconds(tmp_path):
+def test_a_cost_is_that_of_dawnbenchs_seconds():
   priced = {"config": CONFIG | {"cost_per_hour": 2.0}}
   hit = one_result(0.94, seconds=SECONDS | {"dawn": 1800.0, "to_target": 900.0}, **priced)
   missed = one_result(0.5, seconds=SECONDS | {"dawn": 5400.0}, **priced)
   for rows, dawn, to_target in (([hit], 1.0, 0.5), ([missed], 3.0, None), ([hit, missed], 2, 0.5)):
-    result = write_result(tmp_path, rows)
-    assert result["cost_usd"] == {"dawn": dawn, "to_target": to_target}
-  assert "cost_usd" not in write_result(tmp_path, [missed | {"config": CONFIG}])
+    assert result_of(rows)["cost_usd"] == {"dawn": dawn, "to_target": to_target}
+  assert "cost_usd" not in result_of([missed | {"config": CONFIG}])
 
 
 @pytest.mark.parametrize(
@@ -153,10 +112,8 @@ def test_a_result_that_no_run_has_is_neither_written_nor_read(wrong, tmp_path):
   (tmp_path / "result.json").write_text(json.dumps(result | wrong))
   with pytest.raises(UserError, match=f"result.json .*{next(iter(wrong))}"):
     read_result(tmp_path)
-
-
-def test_a_result_of_an_earlier_version_is_read(tmp_path):
-  older = one_result(0.5) | {"confusion": "confusion.npy", "unknown": 1}
+  # What an earlier version wrote.
+  older = result | {"confusion": "confusion.npy", "unknown": 1}
   del older["evaluated_weights"]
   (tmp_path / "result.json").write_text(json.dumps(older))
   assert read_result(tmp_path)["confusion"] == "confusion.npy"
@@ -169,3 +126,16 @@ def test_a_result_says_where_it_comes_from():
   assert program == pathlib.Path(sys.orig_argv[0]).name and arguments == sys.orig_argv[1:]
   assert found["device"] and set(found) == {"device", "versions", "commit", "command"}
   assert of_this_process("fit('a')")["command"] == "fit('a')"
+
+
+def test_each_of_several_runs_has_its_own_best():
+  best = {"metric": "top1", "epoch": 2, "step": 20, "top1": 0.6, "loss": 1.0}
+  one, two = one_result(0.5, best=best, stopped_by="patience"), one_result(0.6, seed=2)
+  both = result_of([one, two])
+  assert not {"best", "stopped_by"} & both.keys()
+  assert [run.get("best") for run in both["runs"]] == [best, None]
+  assert [run.get("stopped_by") for run in both["runs"]] == ["patience", None]
+  assert format_result(result_of([one]))[-1] == (
+    "best top1: 60.000% after epoch 2, step 20; it was chosen on the test images, which flatters "
+    "it: the last epoch counts"
+  )

@@ -1,8 +1,9 @@
-"""Reports: their figures, names that look like HTML, many classes, comparisons."""
+"""Reports: their figures, names that look like HTML, what they refuse and leave out."""
 
 import contextlib
-import functools
+import dataclasses
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -11,20 +12,21 @@ import time
 import numpy as np
 import pytest
 from in_process import command, mistake
-from made_runs import EVIL, Parsed, write_run
+from made_runs import EVIL, Parsed, change, groups_in, shown, without_images, write_run
 from scipy import stats
 
 from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.config import stored
+from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.statistics import interval_of_share
-from jaxspeed.report.command import read_all
 from jaxspeed.report.curves import curves
-from jaxspeed.report.data import Group, RunData, groups_of, read_run
+from jaxspeed.report.data import Group, RunData, find_runs, read_run
 from jaxspeed.report.images import images as draw_images
 from jaxspeed.report.page import page
+from jaxspeed.run.predict_csv import check_csv
 from jaxspeed.run.thumbnails import choose
 
 
@@ -39,7 +41,7 @@ def one(tmp_path_factory):
 
 
 def test_names_are_text_and_nothing_comes_from_a_network(one):
-  _, out = one
+  folder, out = one
   text = out.read_text()
   page = Parsed(text)
   assert len(page.of("script")) == 1
@@ -57,80 +59,14 @@ def test_names_are_text_and_nothing_comes_from_a_network(one):
   assert len(page.of("svg")) > 5 and len(page.of("img")) > 40
   assert all(each.get("role") == "img" and each["aria-label"] for each in page.of("svg"))
   assert all(each["alt"] for each in page.of("img"))
-
-
-def test_the_figures_of_one_run_are_on_the_page(one):
-  folder, out = one
-  text = "".join(Parsed(out.read_text()).text)
-  run = read_run(folder)
-  low, high = stats.binomtest(round(run.accuracy() * 160), 160).proportion_ci(method="wilson")
-  for words in (f"{100 * run.accuracy():.2f} %", "8.00 s", "reached in epoch 3", "5.70 s"):
+  # Its figures.
+  accuracy, text = read_run(folder).accuracy(), "".join(page.text)
+  for words in ("8.00 s", "reached in epoch 3", "5.70 s", "16 px, batch 100"):
     assert words in text, words
-  found = interval_of_share(round(run.accuracy() * 160) / 160, 160)
-  assert found == pytest.approx((low, high), abs=1e-12)
-  assert "16 px, batch 100" in text
-
-
-def test_settings_are_compared(tmp_path):
-  values = {peak: [] for peak in (0.1, 0.3)}
-  for peak in values:
-    for seed in range(3):
-      folder = write_run(tmp_path / f"{peak}" / f"run_{seed:03}", seed=seed, peak=peak)
-      values[peak].append(read_run(folder).accuracy())
-    shutil.copy(folder / "config.json", folder.parent)
-  assert command("report", str(tmp_path), f"--out={tmp_path / 'r.html'}").returncode == 0
-  text = "".join(Parsed((tmp_path / "r.html").read_text()).text)
-  p = stats.ttest_ind(values[0.3], values[0.1], equal_var=False).pvalue
-  assert f"p = {p:.2g}" in text and "2 settings" in text and "schedule.peak" in text
-  assert "optimizer.momentum" not in text and "over 3 seeds" in text
-  assert "on the same 160 images; other images: " in text
-  assert " of 3 runs)" not in text
-  result = tmp_path / "0.3" / "run_000" / "result.json"
-  missed = json.loads(result.read_text())
-  missed["seconds"]["to_target"] = None
-  result.write_text(dump_json(missed))
-  assert command("report", str(tmp_path), f"--out={tmp_path / 'r.html'}").returncode == 0
-  assert " (2 of 3 runs)" in "".join(Parsed((tmp_path / "r.html").read_text()).text)
-  running = write_run(tmp_path / "0.3" / "run_003", seed=3, finished=False)
-  rows = (running / "metrics.jsonl").read_text().splitlines(keepends=True)
-  (running / "metrics.jsonl").write_text(rows[0])
-  runs = [read_run(each) for each in sorted(tmp_path.glob("*/run_*"))]
-  assert groups_of(runs)[0].mean == pytest.approx(np.mean(values[0.3]))
-  assert [group.settings for group in groups_of(runs)] == [
-    {"schedule.peak": "0.3"},
-    {"schedule.peak": "0.1"},
-  ]
-  assert [group.name for group in groups_of(runs)] == ["peak=0.3", "peak=0.1"]
-
-
-def test_a_run_counts_once_and_an_accuracy_of_zero_counts(tmp_path):
-  folder = write_run(tmp_path / "a" / "run")
-  (tmp_path / "a" / "link").symlink_to(folder)
-  assert len(read_all([tmp_path / "a", folder])) == 1
-  other = write_run(tmp_path / "b", seed=1)
-  result = json.loads((other / "result.json").read_text())
-  (other / "result.json").write_text(dump_json(result | {"top1": 0.0}))
-  (other / "predictions.npz").unlink()
-  (group,) = groups_of(read_all([folder, other]))
-  assert group.finished == group.values and 0.0 in group.finished
-
-
-def test_a_run_without_result_or_epochs(tmp_path):
-  folder = write_run(tmp_path / "a", finished=False, epochs=2)
-  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
-  text = "".join(Parsed((tmp_path / "r.html").read_text()).text)
-  assert "still training: epoch 2" in text and "training clock so far:" in text
-  (folder / "metrics.jsonl").write_text("")
-  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
-
-
-def test_watching_ends_with_a_run_that_stopped(tmp_path):
-  folder, page = write_run(tmp_path / "a", finished=False), tmp_path / "r.html"
-  with contextlib.closing(FolderLock(folder)):
-    assert command("report", str(folder), f"--out={page}").returncode == 0
-    assert "still training: epoch 4" in "".join(Parsed(page.read_text()).text)
-  assert command("report", str(folder), f"--out={page}", "--watch=5").returncode == 0
-  assert "stopped without a result: epoch 4" in "".join(Parsed(page.read_text()).text)
+  assert f"{100 * accuracy:.2f} %" in text
+  right = round(accuracy * 160)
+  interval = stats.binomtest(right, 160).proportion_ci(method="wilson")
+  assert interval_of_share(right / 160, 160) == pytest.approx(tuple(interval), abs=1e-12)
 
 
 def test_watching_ends_with_the_run_and_prints_what_changed(tmp_path, monkeypatch):
@@ -152,26 +88,33 @@ def test_watching_ends_with_the_run_and_prints_what_changed(tmp_path, monkeypatc
   assert "refresh" not in out.read_text().split("<style>")[0] and "Highest loss" in out.read_text()
 
 
-def test_a_page_says_what_is_missing(tmp_path):
-  folder = write_run(tmp_path / "a")
-  report = functools.partial(text_of_report, folder, tmp_path / "r.html")
+def test_watching_ends_with_a_run_that_stopped(tmp_path):
+  folder, out = write_run(tmp_path / "a", finished=False), tmp_path / "r.html"
+  with contextlib.closing(FolderLock(folder)):
+    text = shown(folder)
+    assert "still training: epoch 4" in text and "training clock so far:" in text
+  assert command("report", str(folder), f"--out={out}", "--watch=5").returncode == 0
+  assert "stopped without a result: epoch 4" in shown(folder)
+  (folder / "metrics.jsonl").write_text("")
+  assert "no epoch has ended" in shown(folder)
 
-  assert "no checkpoint" in report() and "thumbnails" not in report()
+
+def test_a_page_says_what_is_missing(tmp_path):
+  folder, out = write_run(tmp_path / "a"), tmp_path / "r.html"
+  assert "no checkpoint" in missing(folder) and "thumbnails" not in missing(folder)
   (folder / Thumbnails.FILE).unlink()
-  assert "Images: thumbnails.npz is missing" in report()
-  config = (folder / "config.json").read_text()
-  changed = json.loads(config)
-  changed["records"]["thumbnails"] = 0
-  (folder / "config.json").write_text(dump_json(changed))
-  assert "Images: config.records.thumbnails is 0." in report()
+  assert "Images: thumbnails.npz is missing" in missing(folder)
+  change(folder / "config.json", records={"thumbnails": 0})
+  assert "Images: config.records.thumbnails is 0." in missing(folder)
   # Nothing to wait for.
-  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}", "--watch=5").returncode == 0
-  (folder / "config.json").write_text(config)
+  assert command("report", str(folder), f"--out={out}", "--watch=5").returncode == 0
+  change(folder / "config.json", records={"thumbnails": 24})
   (folder / "predictions.npz").unlink()
   (folder / "metrics.jsonl").unlink()
-  assert "predictions.npz is missing" in report() and "no epoch has ended" in report()
+  assert "predictions.npz is missing" in missing(folder)
+  assert "no epoch has ended" in missing(folder)
   (folder / "result.json").unlink()
-  assert "they need result.json, written when a run ends" in report()
+  assert "they need result.json, written when a run ends" in missing(folder)
 
 
 @pytest.mark.parametrize("most, right", [(1, 0), (5, 3), (24, 24), (24, 200)])
@@ -198,13 +141,6 @@ def test_images_are_shown_under_their_title_whatever_their_number(most, right):
   assert sum(bool(each.guess) for each in highest) == np.sum(predicted[rows] != label[rows])
   if right in (0, 200):
     assert len(highest) == most
-
-
-def test_a_report_of_a_thousand_classes_is_small(tmp_path):
-  names = [f"class {i} {EVIL}" for i in range(1000)]
-  folder = write_run(tmp_path / "a", names=names, images=50_000)
-  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
-  assert (tmp_path / "r.html").stat().st_size < 5_000_000
 
 
 def test_one_odd_run_does_not_stop_the_report_of_the_others(tmp_path, monkeypatch):
@@ -243,23 +179,13 @@ def test_one_odd_run_does_not_stop_the_report_of_the_others(tmp_path, monkeypatc
     assert sum(words in line for line in notes) == 1, (words, notes)
   assert len(notes) == 4
   monkeypatch.undo()
-  assert f"{Thumbnails.FILE} cannot be used" in text_of_report(imageless, out)
+  assert f"{Thumbnails.FILE} cannot be used" in missing(imageless)
   assert "metrics" in mistake("report", str(damaged), f"--out={out}")
 
 
-def text_of_report(folder, out):
+def missing(folder):
   """What a report of a run says is missing."""
-  assert command("report", str(folder), f"--out={out}").returncode == 0
-  return "".join(Parsed(out.read_text()).text).partition("What is missing")[2]
-
-
-@pytest.mark.parametrize("seeds, areas", [(2, False), (3, True)])
-def test_curves_show_an_interval_from_three_seeds_on(tmp_path, seeds, areas):
-  for seed in range(seeds):
-    write_run(tmp_path / f"run_{seed:03}", seed=seed)
-  shown = curves(groups_of(read_all([tmp_path])))
-  lines = [line for _, _, charts in shown.charts for chart in charts for line in chart.drawn]
-  assert (any(line.low for line in lines), "Areas are" in shown.note) == (areas, areas)
+  return shown(folder).partition("What is missing")[2]
 
 
 def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
@@ -275,13 +201,8 @@ def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
   write("".join(dump_json(row) + "\n" for row in rows))
 
   def drawn():
-    shown = curves(groups_of([read_run(folder)]))
-    return [
-      chart.drawn[0]
-      for *_, found in shown.charts
-      for chart in found
-      if chart.title == "Learning rate"
-    ]
+    charts = [chart for *_, found in curves(groups_in(folder)).charts for chart in found]
+    return [chart.drawn[0] for chart in charts if chart.title == "Learning rate"]
 
   over_epochs, over_seconds = drawn()
   assert over_epochs.y == [rates[round(x * steps) - 1] for x in over_epochs.x]
@@ -293,3 +214,106 @@ def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
   rows[-1]["learning_rate"] *= 2
   write("".join(dump_json(row) + "\n" for row in rows))
   assert len(drawn()[0].x) == 3
+
+
+def test_a_report_of_a_thousand_classes_is_small(tmp_path):
+  folder = write_run(tmp_path / "a", names=[f"{i} {EVIL}" for i in range(1000)], images=50_000)
+  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
+  assert (tmp_path / "r.html").stat().st_size < 5_000_000
+
+
+@pytest.mark.parametrize(
+  "place, words",
+  [
+    ("run/result.json", "is, or lies in, result.json of the run in "),
+    ("run/owner.json", "is, or lies in, owner.json of the run in "),
+    ("run/checkpoints", "is a folder: name a file in it."),
+    ("run/checkpoints/30/manifest.json", "is, or lies in, checkpoints of the run in "),
+    ("link/x.html", "is, or lies in, tensorboard of the run in "),
+    (256 * "a", "cannot be written (File name too long): name one that you can write"),
+    ("no/r.html", "cannot be written (No such file or directory)"),
+  ],
+)
+def test_no_command_replaces_what_is_a_runs(tmp_path, place, words):
+  run = without_images(tmp_path / "run")
+  (tmp_path / "link").symlink_to(run / "tensorboard")
+  (run / "tensorboard").mkdir()
+  inside = run / "checkpoints" / "30" / "manifest.json"
+  inside.parent.mkdir(parents=True)
+  inside.write_text("{}")
+  path = tmp_path / place
+  assert mistake("report", str(run), f"--out={path}").startswith(f"{path} {words}")
+  export = ("export", str(run), "--format=stablehlo")
+  assert mistake(*export, f"--out={path}").startswith(f"{path} {words}")
+  with pytest.raises(UserError) as error:
+    check_csv(str(path), [])
+  assert str(error.value).startswith(f"--csv={path} {words}")
+  # The program's metadata lie in FILE.json.
+  for name, why in (("run/result", "is, or lies in"), (251 * "a", "cannot be written (File name")):
+    beside = tmp_path / name
+    assert mistake(*export, f"--out={beside}").startswith(f"{beside}.json {why}")
+  assert command("report", str(run), f"--out={run / 'report.html'}").returncode == 0
+  assert inside.read_text() == "{}" and not os.listdir(run / "tensorboard")
+
+
+def test_the_place_of_a_report_is_checked_before_the_runs_are_read(tmp_path):
+  page = tmp_path / "no" / "r.html"
+  assert "No such file or directory" in mistake("report", str(tmp_path / "none"), f"--out={page}")
+  assert mistake("report", str(tmp_path), "--out=") == "--out is empty: name the file to write."
+  assert mistake("report", "").startswith("name the folder of a run")
+  out = f"--out={tmp_path / 'r.html'}"
+  assert "name the folder of a run" in mistake("report", out)
+  assert "is no folder" in mistake("report", str(tmp_path / "none"), out)
+  assert "holds no run" in mistake("report", str(tmp_path), out)
+  (write_run(tmp_path / "a") / "result.json").write_text("{}")
+  assert "result.json" in mistake("report", str(tmp_path / "a"), out)
+  assert not (tmp_path / "r.html").exists()
+  words = mistake("report", str(tmp_path), "--watch=0.5")
+  assert "is not a number in the range [1.0, 86400.0]" in words
+
+
+def test_what_is_published_is_shown_where_there_is_something(tmp_path):
+  folder = without_images(tmp_path / "a", result={"versions": {"jax": None, "numpy": "2"}})
+  text = shown(folder)
+  assert "Published" not in text and "jax None" not in text and "numpy 2" in text
+  change(folder / "config.json", name="cifar10")
+  words = "train --config.seed=3 --config.phases.first_epoch='(0, 2)' --config.records.thumbnails=0"
+  change(folder / "result.json", command=words)
+  assert "this run changed phases.first_epoch=(0, 2)" in shown(folder)
+  change(folder / "result.json", command="fit('it\\'s')")
+  text = shown(folder)
+  assert "Published" in text and "94.02 % top-1" in text and "recipe cifar10" in text
+  assert "this run changed" not in text
+
+
+def test_bars_and_their_means_say_of_how_many_runs_they_are(tmp_path):
+  run = read_run(write_run(tmp_path / "a"))
+  clock = dict(load=2.0, train=6.0, process=10.0)
+  clocks = [*13 * [clock], clock | dict(load=16.0, process=24.0), {}]
+  runs = [dataclasses.replace(run, result=None, predictions=None, clock=own) for own in clocks]
+
+  def bars(*runs):
+    text = shown(groups=[Group("a", {}, runs, "top1")])
+    return text.partition("Where the time went")[2].partition("What is missing")[0]
+
+  text = bars(*runs)
+  assert text.startswith(": the first 12 of 14 runs") and "mean of 14 of 15 runs" in text
+  assert "3.00 s" in text and text.count("seed 0") == 12
+  text = bars(*runs[:2])
+  assert "first" not in text and "mean" in text and "mean of" not in text
+
+
+def test_class_names_that_cannot_be_used_say_what_to_do(tmp_path, monkeypatch):
+  folder = without_images(tmp_path / "a")
+  change(folder / "config.json", data={"classes": 10_000_000})
+  with monkeypatch.context() as patch:
+    patch.setattr("jaxspeed.report.data.map", pytest.fail, raising=False)  # no 10 million numbers
+    with pytest.raises(UserError, match="the names of the run's 10000000 classes: restore the"):
+      read_run(folder)
+
+  def refuse(path):
+    raise PermissionError(13, "Permission denied", path)
+
+  monkeypatch.setattr("os.scandir", refuse)
+  with pytest.raises(UserError, match=r"\(Permission denied\): make it readable, or name other"):
+    find_runs(tmp_path)

@@ -1,32 +1,81 @@
-"""What tells the groups of a report apart, and what may not be compared."""
+"""Several runs in one report: what tells settings apart, and what may not be compared."""
 
+import contextlib
 import json
 import re
+import shutil
 
 import numpy as np
-from made_runs import change, text_of, write_run
-from recipes import get_config
+import pytest
+from made_runs import change, groups_in, shown, without_images, write_run
+from scipy import stats
 
-from jaxspeed.report.command import read_all
+from jaxspeed.cluster.folder_lock import FolderLock
+from jaxspeed.files import dump_json
 from jaxspeed.report.compare import image_sets
-from jaxspeed.report.data import groups_of
+from jaxspeed.report.curves import curves
+from jaxspeed.report.data import read_run
+
+
+def test_settings_are_compared(tmp_path):
+  values = {peak: [] for peak in (0.1, 0.3)}
+  for peak in values:
+    for seed in range(3):
+      folder = write_run(tmp_path / f"{peak}" / f"run_{seed:03}", images=48, seed=seed, peak=peak)
+      values[peak].append(read_run(folder).accuracy())
+    shutil.copy(folder / "config.json", folder.parent)
+  text = shown(tmp_path)
+  p = stats.ttest_ind(values[0.3], values[0.1], equal_var=False).pvalue
+  for words in (
+    f"p = {p:.2g}",
+    "2 settings",
+    "over 3 seeds",
+    "on the same 48 images; other images",
+  ):
+    assert words in text, words
+  assert "schedule.peak" in text and "optimizer.momentum" not in text and " of 3 runs)" not in text
+  change(tmp_path / "0.3" / "run_000" / "result.json", seconds={"to_target": None})
+  assert " (2 of 3 runs)" in shown(tmp_path)
+  # A run that trains does not count in the mean.
+  running = write_run(tmp_path / "0.3" / "run_003", seed=3, finished=False)
+  rows = (running / "metrics.jsonl").read_text().splitlines(keepends=True)
+  (running / "metrics.jsonl").write_text(rows[0])
+  groups = groups_in(tmp_path)
+  assert groups[0].mean == pytest.approx(np.mean(values[0.3]))
+  assert [group.settings for group in groups] == [
+    {"schedule.peak": peak} for peak in ("0.3", "0.1")
+  ]
+  assert [group.name for group in groups] == ["peak=0.3", "peak=0.1"]
+
+
+@pytest.mark.parametrize("seeds, areas", [(2, False), (3, True)])
+def test_curves_show_an_interval_from_three_seeds_on(tmp_path, seeds, areas):
+  for seed in range(seeds):
+    without_images(tmp_path / f"run_{seed:03}", seed=seed)
+  found = curves(groups_in(tmp_path))
+  lines = [line for _, _, charts in found.charts for chart in charts for line in chart.drawn]
+  assert (any(line.low for line in lines), "Areas are" in found.note) == (areas, areas)
 
 
 def test_groups_with_the_same_first_fields_are_told_apart_by_their_folders(tmp_path):
   """A name has four fields, in the order of the alphabet: two of the three runs share them."""
   for place, folder in enumerate(("x/a", "y/a", "y/b")):
-    config = write_run(tmp_path / folder, images=48, seed=place) / "config.json"
     last = int(place == 2)
-    change(config, augment={"cutout": last, "pad": last}, average={"decay": 0.5 + last / 4})
-    change(config, batch_size=100 + last, patience=place)
-  groups = groups_of(read_all([tmp_path]))
+    config = dict(augment={"cutout": last, "pad": last}, average={"decay": 0.5 + last / 4})
+    config |= dict(batch_size=100 + last, patience=place)
+    without_images(tmp_path / folder, seed=place, config=config)
+  groups = groups_in(tmp_path)
   assert {group.folder for group in groups} == {"x/a", "y/a", "y/b"}
   assert len({group.name for group in groups}) == 3
   assert all(group.name.endswith(f" ({group.folder})") for group in groups)
-  shown = text_of(groups)
-  assert all(shown.count(group.name) > 2 for group in groups) and "folder" in shown
-  two = groups_of(read_all([tmp_path / "x", tmp_path / "y" / "b"]))
-  assert [group.folder for group in two] == ["", ""]
+  text = shown(groups=groups)
+  assert all(text.count(group.name) > 2 for group in groups) and "folder" in text
+  assert [group.folder for group in groups_in(tmp_path / "x", tmp_path / "y" / "b")] == ["", ""]
+
+
+def arrays_of(folder):
+  with np.load(folder / "predictions.npz") as file:
+    return dict(file)
 
 
 def test_accuracies_on_other_images_are_not_compared(tmp_path):
@@ -36,56 +85,121 @@ def test_accuracies_on_other_images_are_not_compared(tmp_path):
     for peak in (0.1, 0.3)
     for seed in range(3)
   ]
+
+  label = arrays_of(folders[0])["label"]
   for folder in folders:
-    with np.load(folders[0] / "predictions.npz") as file:
-      arrays = dict(file)
-    result = json.loads((folder / "result.json").read_text())
-    right = np.arange(48) < round(result["top1"] * 48)
-    label = arrays["label"]
-    arrays["predicted"] = np.where(right, label, (label + 1) % 8).astype(np.int32)
-    np.savez(folder / "predictions.npz", **arrays)
+    arrays = arrays_of(folder)
+    right = arrays["predicted"] == arrays["label"]
+    predicted = np.where(right, label, (label + 1) % 8).astype(np.int32)
+    np.savez(folder / "predictions.npz", **arrays | dict(label=label, predicted=predicted))
     change(folder / "result.json", top1=float(right.mean()))
-  shown = text_of(groups_of(read_all([tmp_path])))
-  assert "The best: " in shown
-  assert (
-    "Not all were evaluated" not in shown and "Welch’s two-sided t-test of equal means)" in shown
-  )
+  text = shown(tmp_path)
+  assert "The best: " in text and "Welch’s two-sided t-test of equal means)" in text
+  assert "Not all were evaluated" not in text
   for folder in folders[3:]:
-    with np.load(folder / "predictions.npz") as file:
-      names = file["names"].tobytes().replace(b"val/", b"new/")
-      np.savez(folder / "predictions.npz", **dict(file) | {"names": np.frombuffer(names, np.uint8)})
+    arrays = arrays_of(folder)
+    names = np.frombuffer(arrays["names"].tobytes().replace(b"val/", b"new/"), np.uint8)
+    np.savez(folder / "predictions.npz", **arrays | {"names": names})
     change(folder / "config.json", data={"path": "elsewhere"})
-  groups = groups_of(read_all([tmp_path]))
-  shown = text_of(groups)
+  groups = groups_in(tmp_path)
+  text = shown(groups=groups)
   words = "Not all were evaluated on the same images, so these accuracies cannot be compared. "
   sets = (
     f"{groups[0].name}: 48 test images of elsewhere, 8 classes; {groups[1].name}: 48 test images"
   )
-  assert words + sets in shown and "The best: " not in shown
-  assert "t-test of equal means)" not in shown and "points above" not in shown
+  assert words + sets in text and "The best: " not in text
+  assert "t-test of equal means)" not in text and "points above" not in text
   # A run that has not ended: what is known of it does not differ.
   assert image_sets(groups) == [0, 1]
   (folders[3] / "result.json").unlink()
-  assert image_sets(groups_of(read_all([folders[0], folders[3]]))) == [0, 0]
-
-
-def test_a_run_without_a_target_has_none_in_its_report(tmp_path):
-  assert get_config("finetune").target == 0.0
-  folders = [write_run(tmp_path / str(seed), images=48, seed=seed) for seed in range(2)]
-  words = "at least|at most|target"
-  assert re.search(words, text_of(groups_of(read_all([tmp_path]))).partition("Curves")[0])
-  for folder in folders:
-    change(folder / "config.json", target=0.0)
-    change(folder / "result.json", seconds={"to_target": None})
-  assert not re.search(words, text_of(groups_of(read_all([tmp_path]))).partition("Curves")[0])
+  assert image_sets(groups_in(folders[0], folders[3])) == [0, 0]
 
 
 def test_another_number_of_images_or_of_classes_is_another_set(tmp_path):
   write_run(tmp_path / "a", images=48)
   write_run(tmp_path / "b", images=64, peak=0.1)
   write_run(tmp_path / "c", images=48, names=tuple("vwxyz"))
-  groups = groups_of(read_all([tmp_path]))
+  groups = groups_in(tmp_path)
   assert sorted(image_sets(groups)) == [0, 1, 2]
-  shown = text_of(groups)
-  assert "48 test images of digits, 8 classes" in shown and "digits, 5 classes" in shown
-  assert "64 test images of digits" in shown
+  text = shown(groups=groups)
+  for words in (
+    "48 test images of digits, 8 classes",
+    "digits, 5 classes",
+    "64 test images of digi",
+  ):
+    assert words in text
+
+
+def test_a_run_counts_once_and_an_accuracy_of_zero_counts(tmp_path):
+  folder = without_images(tmp_path / "a" / "run")
+  (tmp_path / "a" / "link").symlink_to(folder)
+  other = without_images(tmp_path / "b", seed=1, result={"top1": 0.0})
+  (group,) = groups_in(tmp_path / "a", folder, other)
+  assert group.finished == group.values and len(group.values) == 2 and 0.0 in group.values
+  assert "over 2 seeds: 0.00 % to" in shown(groups=[group])  # an interval ends at zero
+
+
+def test_a_seed_counts_once_and_the_page_says_so(tmp_path):
+  first, again = without_images(tmp_path / "a"), without_images(tmp_path / "b")
+  (again / "result.json").unlink()
+  other = without_images(tmp_path / "c", seed=1)
+  (group,) = groups_in(tmp_path)
+  assert [run.folder for run in group.runs] == [first, other]
+  assert [run.folder for run in group.repeated] == [again] and len(group.finished) == 2
+  text = shown(groups=[group])
+  assert "over 2 seeds" in text and f"left out: {again}." in text
+  assert "left out" not in shown(first) and "over 2 seeds" not in shown(first, again)
+
+
+def test_runs_on_other_data_or_classes_are_other_settings(tmp_path):
+  folders = [without_images(tmp_path / str(seed), seed=seed) for seed in range(3)]
+  change(folders[1] / "config.json", data={"path": "elsewhere"})
+  names = json.loads((folders[2] / "classes.json").read_text())
+  (folders[2] / "classes.json").write_text(dump_json(names[::-1]))
+  groups = groups_in(tmp_path)
+  assert len(groups) == 3
+  assert all({*group.settings} == {"data.path", "class names"} for group in groups)
+  assert "elsewhere" in shown(groups=groups)
+
+
+def test_settings_are_compared_by_one_metric(tmp_path):
+  for metric, top1 in (("top1", 0.25), ("top5", 0.5)):
+    figures = dict(top1=top1, top5=0.75)
+    without_images(tmp_path / metric, config={"target_metric": metric}, result=figures)
+  groups = groups_in(tmp_path / "top1", tmp_path / "top5")
+  assert [group.mean for group in groups] == [0.5, 0.25]
+  text = shown(groups=groups)
+  assert "compared by top-1 accuracy, the target_metric of the first run named" in text
+  assert "25.00 points" in text and "target 50.00 % top-5" in text
+  assert [group.mean for group in groups_in(tmp_path / "top5", tmp_path / "top1")] == [0.75, 0.75]
+
+
+def test_a_run_without_a_target_has_none_in_its_report(tmp_path):
+  folders = [without_images(tmp_path / str(seed), seed=seed) for seed in range(2)]
+  words = "at least|at most|target"
+  assert re.search(words, shown(tmp_path).partition("Curves")[0])
+  for folder in folders:
+    change(folder / "config.json", target=0.0)
+    change(folder / "result.json", seconds={"to_target": None})
+  assert not re.search(words, shown(tmp_path).partition("Curves")[0])
+
+
+def test_a_mean_over_fewer_runs_says_over_how_many(tmp_path):
+  for seed in range(3):
+    compiled = {"wall": 3.0 if seed < 2 else None, "cold": None if seed else 60.0, "cached": None}
+    result = dict(seconds={"dawn": 100.0 * seed, "compile": compiled})
+    without_images(tmp_path / str(seed), seed=seed, config={"cost_per_hour": 36.0}, result=result)
+  text = shown(tmp_path)
+  assert "waited 3.00 s (2 of 3 runs), 60.0 s (1 of 3 runs) summed over threads" in text
+  assert "whole run, from its start: 20.0 s" in text
+  assert "cost a run: $1, $0.057 to the target" in text
+
+
+def test_a_setting_says_whether_its_runs_still_run(tmp_path):
+  for name, peak in (("a", 0.1), ("b", 0.3)):
+    write_run(tmp_path / name, peak=peak, finished=False)
+  with contextlib.closing(FolderLock(tmp_path / "a")):
+    with contextlib.closing(FolderLock(tmp_path / "b")):
+      pass
+    text = shown(tmp_path)
+  assert re.search(r"\brunning\b", text) and re.search(r"\bstopped\b", text)

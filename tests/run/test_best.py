@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import types
 
 import jax
 import pytest
@@ -10,8 +11,10 @@ from fits import Net, bits, digits  # noqa: F401  a fixture
 from in_process import command, mistake
 
 import jaxspeed
-from jaxspeed.run import epoch_report, evaluation, restore
+from jaxspeed.errors import UserError
+from jaxspeed.run import epoch_report
 from jaxspeed.run import predict as predict_lib
+from jaxspeed.run.profile import Profile, check_steps, parse_steps
 from jaxspeed.run.saver import Saver
 from jaxspeed.run.trainer import Trainer
 
@@ -24,35 +27,34 @@ class Killed(BaseException):
   """What ends a run here in place of kill -9: nothing in the package catches it."""
 
 
-@pytest.fixture
-def table(monkeypatch):
-  """Evaluations say what `TOP1` has, and a loss of the same order."""
-  by_step = {3 * epoch: value for epoch, value in enumerate(TOP1, start=1)}
+@pytest.fixture(scope="module")
+def fit(digits, tmp_path_factory):  # noqa: F811
+  """Trains; evaluations say what `TOP1` has, and a loss of the same order."""
   made = epoch_report.evaluated_row
+  fields = {"epochs": 5, "batch_size": 400, "checkpoint.keep_best": "top1", "checkpoint.keep": 1}
+  fields |= {"checkpoint.every_seconds": 1e6}
+  fields["compile_cache"] = str(tmp_path_factory.mktemp("programs"))
 
   def row(evaluation, *rest):
-    top1 = by_step[evaluation.step]
+    top1 = TOP1[evaluation.step // 3 - 1]
     told = {"eval_loss": 1 - top1, "eval_top1": top1, "eval_top5": 1.0}
     return made(evaluation, *rest) | told
 
-  monkeypatch.setattr(epoch_report, "evaluated_row", row)
+  def fit(folder, *, profile=None, **changes):
+    config = jaxspeed.recipe("quickstart", **fields | changes)
+    return jaxspeed.fit(config, digits, folder, model=Net(), profile=profile)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(epoch_report, "evaluated_row", row)
+    yield fit
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-  return str(tmp_path_factory.mktemp("programs"))
-
-
-@pytest.fixture
-def fit(digits, table, programs):  # noqa: F811
-  def fit(folder, *, profile=None, **changes):
-    fields = {"epochs": 5, "batch_size": 400, "compile_cache": programs}
-    fields |= {"checkpoint.every_seconds": 1e6, "checkpoint.keep": 1}
-    fields |= {"checkpoint.keep_best": "top1"} | changes
-    config = jaxspeed.recipe("quickstart", **fields)
-    return jaxspeed.fit(config, digits, folder, model=Net(), profile=profile)
-
-  return fit
+def whole(fit, tmp_path_factory):
+  """The folder of a run that nothing happened to but a trace of its steps 4 to 8."""
+  folder = tmp_path_factory.mktemp("runs") / "whole"
+  fit(folder, profile=(4, 8))
+  return folder
 
 
 def content(folder):
@@ -65,28 +67,6 @@ def content(folder):
     saved[int(path.name)] = bits(run)
   result = json.loads((folder / "result.json").read_text())
   return [[row.get(key) for key in kept] for row in rows], saved, result["best"], result["top1"]
-
-
-@pytest.fixture(scope="module")
-def undisturbed():
-  return {}
-
-
-@pytest.fixture
-def whole(fit, undisturbed, tmp_path_factory):
-  """The folder of a run that nothing happened to but a trace of its steps 4 to 8."""
-  if not undisturbed:
-    undisturbed["folder"] = tmp_path_factory.mktemp("runs") / "whole"
-    fit(undisturbed["folder"], profile=(4, 8))
-  return undisturbed["folder"]
-
-
-def damage(folder, step):
-  path = folder / "checkpoints" / str(step)
-  file = max((p for p in path.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
-  content = bytearray(file.read_bytes())
-  content[len(content) // 2] ^= 1
-  file.write_bytes(bytes(content))
 
 
 def test_the_best_checkpoint_is_kept_and_the_last_epoch_counts(whole):
@@ -161,47 +141,27 @@ def test_patience_ends_a_run_for_good(fit, tmp_path):
 
 def test_a_damaged_or_missing_best_checkpoint_is_told_with_what_there_is(whole, tmp_path):
   folder = shutil.copytree(whole, tmp_path / "a")
-  damage(folder, BEST)
-  for fault in ("it.* (cannot be read|has changed).*", "there is no finished checkpoint"):
+  best = folder / "checkpoints" / str(BEST)
+  for file in best.rglob("d/*"):
+    file.write_bytes(file.read_bytes()[:-1])
+  for fault in ("it cannot be read.*", "there is no finished checkpoint"):
     with pytest.raises(jaxspeed.UserError) as error:
       jaxspeed.load(folder, step="best", model=Net())
     assert re.fullmatch(f".*/6: {fault}; steps there: 15\\.", str(error.value))
-    shutil.rmtree(folder / "checkpoints" / str(BEST), ignore_errors=True)
+    shutil.rmtree(best, ignore_errors=True)
 
 
-def test_the_commands_take_the_best_step(whole, monkeypatch):
+def test_a_command_takes_the_best_step(whole, monkeypatch):
   asked = []
-
-  def answer(*_, step=None, **__):
-    asked.append(step)
-    return [{"worst_classes": [], "macro_top1": 0.5, "confusions": []}]
-
-  monkeypatch.setattr(evaluation, "evaluate", answer)
-
-  def refuse(folder, config, step):
-    asked.append(step)
-    raise jaxspeed.UserError("no")
-
-  monkeypatch.setattr(restore, "run_weights", refuse)
   monkeypatch.setattr(predict_lib, "run_predictor", lambda _, step: asked.append(step))
   monkeypatch.setattr(predict_lib, "predict", lambda *_, **__: [[]])
-  workdir = f"--workdir={whole}"
   for word in ("best", "6"):
-    command("evaluate", workdir, f"--step={word}")
-    command("export", workdir, f"--step={word}", "--format=onnx", "--out=a.onnx")
-    command("predict", workdir, f"--step={word}", "a.png")
-  assert asked == 3 * ["best"] + 3 * [6]
+    command("predict", f"--workdir={whole}", f"--step={word}", "a.png")
+  assert asked == ["best", 6]
   for word in ("bestest", "0", "1.5"):
-    assert f"flag --step={word}: " in mistake("predict", workdir, f"--step={word}", "a.png")
-
-
-def test_python_names_steps_to_trace_by_two_numbers(fit, tmp_path):
-  for wrong in ((5, 3), (0, 2), (1.0, 2), "1:2", 7, (1, 2, 3), (True, 2)):
-    with pytest.raises(jaxspeed.UserError, match=r"^profile=.*: it must be the first and the last"):
-      fit(tmp_path / "a", profile=wrong)
-  with pytest.raises(jaxspeed.UserError, match=r"steps 3 to 16 cannot .* the run has 15 steps"):
-    fit(tmp_path / "a", profile=(3, 16))
-  assert not (tmp_path / "a").exists()
+    assert f"flag --step={word}: " in mistake(
+      "predict", f"--workdir={whole}", f"--step={word}", "a"
+    )
 
 
 def test_a_trace_is_written_for_tensorboard_and_perfetto(whole):
@@ -217,3 +177,76 @@ def test_a_trace_is_written_for_tensorboard_and_perfetto(whole):
   }
   assert names == {4, 5, 6, 7, 8}
   assert len([*session.glob("*trace.json.gz")]) == 2
+
+
+@pytest.fixture
+def record(monkeypatch, tmp_path):
+  """Takes the steps of epochs of three; returns those that were traced, and what is said."""
+  on = []
+  monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: on.append(True))
+  monkeypatch.setattr(jax.profiler, "stop_trace", on.clear)
+
+  def record(steps, *, step=0, end=9, whole=False):
+    seen, said = [], []
+
+    def feed(step, end):
+      while step < end:
+        first, step = step + 1, end if whole else step + 1
+        if on:
+          seen.extend(range(first, step + 1))
+        yield types.SimpleNamespace(step=step, carry=None)
+
+    hooks, feeds = types.SimpleNamespace(profile=steps), types.SimpleNamespace(whole_epochs=whole)
+    screen = types.SimpleNamespace(line=said.append)
+    run = types.SimpleNamespace(hooks=hooks, folder=tmp_path, feed=feeds, screen=screen)
+    profile = Profile(run)
+    with profile.open():
+      while step < end:
+        until = 3 * (step // 3 + 1)
+        for output in profile.traced(feed(step, until), None, step, until):
+          step = output.step
+    assert not on
+    return seen, said
+
+  return record
+
+
+@pytest.mark.parametrize(
+  "steps, how, traced, said",
+  [
+    ((1, 1), {}, [1], "trace of steps 1 to 1 is in"),
+    ((2, 5), {}, [2, 3, 4, 5], "trace of steps 2 to 5 is in"),
+    ((9, 9), {}, [9], "trace of steps 9 to 9 is in"),
+    ((2, 5), {"step": 4}, [5], "trace of steps 5 to 5 is in"),
+    ((2, 5), {"step": 5}, [], "took none of the steps 2 to 5"),
+    ((3, 4), {"whole": True}, [1, 2, 3, 4, 5, 6], "trace of steps 1 to 6 is in"),
+    ((4, 6), {"whole": True}, [4, 5, 6], "trace of steps 4 to 6 is in"),
+    # A run that ends early writes what it has.
+    ((5, 8), {"end": 6}, [5, 6], "trace of steps 5 to 6 is in"),
+    ((8, 9), {"end": 6}, [], "no trace is written: this start took none of the steps 8 to 9"),
+    (None, {}, [], ""),
+  ],
+)
+def test_the_steps_that_are_traced(record, steps, how, traced, said):
+  seen, told = record(steps, **how)
+  assert seen == traced and said in "".join(told) and len(told) == (steps is not None)
+
+
+@pytest.mark.parametrize(
+  "text", ["5:3", "0:2", "-1:3", "a:b", "7", ":", "3:", "1:2:3", "1:٣", "1.5:2"]
+)
+def test_words_that_name_no_steps_are_a_mistake(text, tmp_path):
+  assert parse_steps("3:7") == (3, 7)
+  with pytest.raises(UserError, match="name the first and the last step to trace, counted from 1"):
+    parse_steps(text)
+
+
+def test_a_mistake_comes_before_anything_is_written(tmp_path):
+  train = ("train", "--config=quickstart", f"--workdir={tmp_path / 'a'}")
+  assert mistake(*train, "--profile=9:3").startswith("--profile=9:3: name the first")
+  assert not (tmp_path / "a").exists()
+  check_steps((1, 9), 9)
+  check_steps(None, 9)
+  with pytest.raises(UserError, match="steps 3 to 10 cannot be traced .* the run has 9 steps"):
+    check_steps((3, 10), 9)
+  assert "--profile: FIRST:LAST" in command("train", "--help").stdout

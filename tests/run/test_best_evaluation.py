@@ -2,17 +2,17 @@
 
 import json
 import random
+import types
 
 import pytest
 from ml_collections import ConfigDict
 
 from jaxspeed.config import fields
 from jaxspeed.errors import UserError
-from jaxspeed.records.console import format_result
-from jaxspeed.records.results import result_of
-from jaxspeed.run import checkpoint
+from jaxspeed.planning.make import make_plan
+from jaxspeed.run import restore
 from jaxspeed.run.best import METRICS, best_of, ranked
-from jaxspeed.run.epoch_report import reason_to_stop
+from jaxspeed.run.epoch_report import planned_row, reason_to_stop
 from jaxspeed.run.restore import best_step
 
 
@@ -96,59 +96,31 @@ def test_nothing_follows_a_top5_accuracy_of_five_classes():
   assert best_of(rows, config(**{"checkpoint.keep_best": "top5"})) is None
 
 
-def write(folder, rows, **result):
-  (folder / "metrics.jsonl").write_text(
-    "".join(
-      json.dumps(row | {"examples": 9, "world": 1, "dawn_seconds": 1.0}) + "\n" for row in rows
-    )
-  )
-
-
-def manifest(folder, step):
-  path = folder / "checkpoints" / str(step)
-  path.mkdir(parents=True)
-  start = {"step": step, "clock": {}, "images": "", "arrays": {}}
-  start["crc32"] = checkpoint._crc_of(start)
-  (path / "manifest.json").write_text(json.dumps(start))
-
-
-def test_the_best_step_is_among_the_rows_that_a_resumed_run_keeps(tmp_path):
+def test_the_best_step_is_among_the_rows_that_a_resumed_run_keeps(tmp_path, monkeypatch):
   with pytest.raises(UserError, match="has no evaluation with top1, so that none is the best"):
     best_step(tmp_path, config())
-  write(tmp_path, rows_of(0.2, 0.6, 0.9))
-  # The run was killed before the checkpoint of step 30.
-  manifest(tmp_path, 20)
-  assert best_step(tmp_path, config()) == 20
-  manifest(tmp_path, 30)
-  assert best_step(tmp_path, config()) == 30
-  assert best_step(tmp_path, config(**{"checkpoint.keep_best": "loss"})) == 10
+  rows = [row | dict(examples=9, world=1, dawn_seconds=1.0) for row in rows_of(0.2, 0.6, 0.9)]
+  (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+  for saved, changed, best in (
+    (20, {}, 20),
+    (30, {}, 30),
+    (30, {"checkpoint.keep_best": "loss"}, 10),
+  ):
+    monkeypatch.setattr(restore, "steps_of", lambda _: [saved])  # noqa: B023
+    assert best_step(tmp_path, config(**changed)) == best
 
 
-def result_row(seed, **more):
-  seconds = {name: 1.0 for name in ("train", "dawn", "process", "to_target")}
-  seconds["compile"] = {}
-  settings = {"target": 0.5, "target_metric": "top1"}
-  row = {
-    "config": settings,
-    "seconds": seconds,
-    "seed": seed,
-    "evaluated_on": "test",
-    "device": "x",
-  }
-  return row | {"evaluated_on": "test", "top1": 0.5 + seed / 10, "top5": None} | more
-
-
-def test_each_of_several_runs_has_its_own_best():
-  best = best_of(rows_of(0.2, 0.6, 0.4), config(**{"checkpoint.keep_best": "top1"}))
-  assert best == {"metric": "top1", "epoch": 2, "step": 20, "top1": 0.6, "loss": 1.0}
+def test_a_result_has_the_best_evaluation_in_its_words():
+  found = best_of(rows_of(0.2, 0.6, 0.4), config(**{"checkpoint.keep_best": "top1"}))
+  assert found == {"metric": "top1", "epoch": 2, "step": 20, "top1": 0.6, "loss": 1.0}
   assert best_of(rows_of(0.2), config()) is None
-  one, two = result_row(0, best=best, stopped_by="patience"), result_row(1)
-  both = result_of([one, two])
-  assert not {"best", "stopped_by"} & both.keys()
-  assert [run.get("best") for run in both["runs"]] == [best, None]
-  assert [run.get("stopped_by") for run in both["runs"]] == ["patience", None]
-  assert format_result(result_of([one]))[-1] == (
-    "best top1: 60.000% after epoch 2, step 20; it was chosen on the test images, which flatters "
-    "it: the last epoch counts"
-  )
-  assert "best" not in "".join(format_result(result_of([two])))
+
+
+@pytest.mark.parametrize(
+  "name, own, momentum", [("sgd", "", 0.75), ("adamw", "", None), ("sgd", "scale_by_adam", None)]
+)
+def test_a_row_has_the_momentum_of_an_optimizer_that_has_one(name, own, momentum):
+  fields = {"optimizer.name": name, "optimizer.momentum": 0.75, "given.optimizer": own}
+  planned = make_plan(config(**fields), devices=1)
+  spec = types.SimpleNamespace(config=config(**fields), plan=planned, devices=1)
+  assert planned_row(spec, 1).get("momentum") == momentum

@@ -87,27 +87,29 @@ def test_a_resumed_run_adds_to_the_list_and_counts_anew_what_is_too_many(tmp_pat
 
 def test_too_many_end_the_run_with_the_file_that_lists_them(tmp_path):
   broken, note = ledger(tmp_path, max_broken=0.05)
-  note(images("train", 5))
+  note(images("train", 5) | images("eval", 1))
   broken.settle()
   with pytest.raises(UserError) as error:
     note({("train", "train/one more.jpg"): "it is empty"})
-  assert str(error.value).startswith(
+  told = str(error.value)
+  assert told.startswith(
     "6 of 100 training images could not be read, and config.data.max_broken=0.05 allows 5: "
     "train/0.jpg (it is empty), "
   )
-  assert "train/4.jpg (it is empty) and 1 more; " in str(error.value)
-  advice = f"--config.data.max_broken=0.06 ({tmp_path / FILE} lists all)."
-  assert str(error.value).endswith(advice)
-  assert len(lines(tmp_path)) == 1 + 6
+  assert "train/4.jpg (it is empty) and 1 more; " in told
+  assert told.endswith(f"--config.data.max_broken=0.06 ({tmp_path / FILE} lists all).")
+  assert len(lines(tmp_path)) == 1 + 7
   enough, note_enough = ledger(tmp_path, max_broken=0.06)
   note_enough(images("train", 6))
-
-
-def test_splits_are_counted_apart(tmp_path):
-  broken, note = ledger(tmp_path, max_broken=0.1)
-  note(images("train", 10) | images("eval", 2))
-  with pytest.raises(UserError, match="^3 of 20 evaluation images"):
-    note(images("eval", 3))
+  # Splits are counted apart, also where there is no run.
+  with pytest.raises(UserError, match="^2 of 20 evaluation images"):
+    note_enough(images("eval", 2))
+  names = {f"{number}.jpg": "it is empty" for number in range(3)}
+  assert check_evaluated({}, 300, config()) == []
+  (line,) = check_evaluated(names, 300, config())
+  assert line.startswith("3 evaluation images could not be read, left out of the accuracies: 0.jpg")
+  with pytest.raises(UserError, match=r"3 of 299 .*allows 2: .*max_broken=0.0101\.$"):
+    check_evaluated(names, 299, config())
 
 
 def test_a_full_disk_is_told_and_tried_again(tmp_path, monkeypatch):
@@ -122,15 +124,6 @@ def test_a_full_disk_is_told_and_tried_again(tmp_path, monkeypatch):
     assert "could not be written (No space left on device)" in broken.settle()[-1]
   assert broken.settle() == []
   assert len(lines(tmp_path)) == 1 + 2
-
-
-def test_what_an_evaluation_may_go_without():
-  names = {f"{number}.jpg": "it is empty" for number in range(3)}
-  assert check_evaluated({}, 300, config()) == []
-  (line,) = check_evaluated(names, 300, config())
-  assert line.startswith("3 evaluation images could not be read, left out of the accuracies: 0.jpg")
-  with pytest.raises(UserError, match=r"3 of 299 .*allows 2: .*max_broken=0.0101\.$"):
-    check_evaluated(names, 299, config())
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -1,28 +1,38 @@
-"""continue_from: a new run that begins with all that another one has learned."""
+"""Runs that begin with what another has learned, or with weights of the hub or of a run."""
 
+import http.server
 import json
+import os
 import shutil
+import threading
 
 import jax
 import numpy as np
 import pytest
-from toy import digits
+from toy import digits, toy_config
 from toy_images import params_of
 
 from jaxspeed.config import checks, stored
-from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
+from jaxspeed.models import hub
+from jaxspeed.models.exchange import save_weights
+from jaxspeed.models.resnet_weights import RESNET
 from jaxspeed.run import trainer
 from jaxspeed.run.initial import fitted
 from jaxspeed.run.planned import planned
+from jaxspeed.run.restore import with_file
 from jaxspeed.run.session import train
 
 
+@pytest.fixture
+def source(finished, tmp_path):
+  """A copy of a finished run's folder."""
+  return shutil.copytree(finished[0], tmp_path / "a")
+
+
 def test_a_run_begins_with_the_bits_of_another_ones_weights_optimizer_and_averages(
-  cache, tmp_path, monkeypatch, capsys
+  source, cache, tmp_path, monkeypatch, capsys
 ):
-  fields = {"precision": "float64", "epochs": 1.0}
-  train(digits(cache, **fields), str(tmp_path / "a"))
   begun = []
 
   def spy(*arguments):
@@ -32,22 +42,20 @@ def test_a_run_begins_with_the_bits_of_another_ones_weights_optimizer_and_averag
 
   first_state = trainer.first_state
   monkeypatch.setattr(trainer, "first_state", spy)
-  longer = digits(cache, **fields, continue_from=str(tmp_path / "a"), seed=1)
+  longer = digits(cache, epochs=1.0, continue_from=str(source), seed=1)
   train(longer, str(tmp_path / "b"))
-  assert f"the weights, optimizer and averages of {tmp_path / 'a'}" in " ".join(
-    capsys.readouterr().out.split()
-  )
-  with precision.wide_enough("float64"):
-    last = jax.device_get(params_of(tmp_path / "a")[1].state)
+  printed = " ".join(capsys.readouterr().out.split())
+  assert f"the weights, optimizer and averages of {source}" in printed
+  last = jax.device_get(params_of(source)[1].state)
   ((key, first),) = begun
   for part in ("params", "batch_stats", "opt_state", "ema"):
     jax.tree.map(np.testing.assert_array_equal, getattr(first, part), getattr(last, part))
   assert all(leaf.any() for leaf in jax.tree.leaves(first.opt_state))
-  assert first.step == 0 and last.step == 9
+  assert first.step == 0 and last.step == 18
   np.testing.assert_array_equal(first.key, key)
   # It resumes as any other, and no longer needs that run.
   (tmp_path / "b" / "result.json").unlink()
-  shutil.rmtree(tmp_path / "a")
+  shutil.rmtree(source)
   train(longer, str(tmp_path / "b"))
   assert len(begun) == 1
 
@@ -59,26 +67,35 @@ def test_more_epochs_of_a_finished_run_are_refused_with_the_flags_that_train_the
     train(digits(cache, epochs=3.0), str(folder))
 
 
+OTHER_ARRAYS = "continue_from=.* cannot be continued .*: set the fields of the optimizer as it has"
+
+
 @pytest.mark.parametrize(
   "fields, words",
   [
     ({"model.activation": "relu"}, r"'celu' -> 'relu'.*only, with --config.pretrained.path"),
     ({"average.kind": "none"}, "average.kind: 'ema' -> 'none'"),
     ({"optimizer.name": "muon"}, "optimizer.name: 'sgd' -> 'muon'"),
+    ({"optimizer.rate_in_momentum": False}, OTHER_ARRAYS),
+    ({"optimizer.momentum": 0.0}, OTHER_ARRAYS),
     ({"continue_from": "nowhere"}, "config.continue_from: nowhere/config.json is missing"),
   ],
 )
 def test_a_run_that_another_cannot_begin_with_is_refused(finished, cache, tmp_path, fields, words):
-  config = digits(cache, continue_from=str(finished[0]))
-  config.update_from_flattened_dict(fields)
-  for check in (lambda: planned(config, devices=8), lambda: train(config, str(tmp_path / "b"))):
+  config = digits(cache, **{"continue_from": str(finished[0])} | fields)
+  with pytest.raises(UserError, match=words):
+    train(config, str(tmp_path / "b"))
+  assert not (tmp_path / "b").exists()
+  if words is not OTHER_ARRAYS:  # these are seen in the checkpoint alone
     with pytest.raises(UserError, match=words):
-      check()
-  assert not (tmp_path / "b" / "checkpoints").exists()
+      planned(config, devices=8)
 
 
-def test_other_forms_of_the_layers_begin_with_the_same_arrays(finished, cache):
-  config = digits(cache, continue_from=str(finished[0]), **{"model.layers": "plain"})
+def test_forms_of_the_layers_schedules_and_arrays_are_the_new_runs_own(source, cache):
+  before = stored.load(source / "config.json")
+  before.given.update(schedule="another", data="another")
+  stored.save(before, source / "config.json")
+  config = digits(cache, continue_from=str(source), **{"model.layers": "plain"})
   fitted(checks.checked(config.to_dict()), ())
 
 
@@ -93,42 +110,196 @@ def test_that_run_decides_the_sizes_of_the_model_and_no_weights_are_looked_for(f
     planned(config, devices=8, given={"model.width"})
 
 
-@pytest.mark.parametrize("field, value", [("rate_in_momentum", False), ("momentum", 0.0)])
-def test_an_optimizer_with_other_arrays_is_told_by_its_field(
-  finished, cache, tmp_path, field, value
-):
-  config = digits(cache, continue_from=str(finished[0]), **{f"optimizer.{field}": value})
-  words = "continue_from=.* cannot be continued .*: set the fields of the optimizer as it has them"
-  with pytest.raises(UserError, match=words):
-    train(config, str(tmp_path / "b"))
-  assert (finished[0] / "checkpoints").exists() and not (tmp_path / "b").exists()
-
-
-@pytest.mark.parametrize("part", ["schedule", "data"])
-def test_another_schedule_and_other_arrays_are_the_new_runs_own(finished, cache, tmp_path, part):
-  source = shutil.copytree(finished[0], tmp_path / "a")
-  before = stored.load(source / "config.json")
-  before.given[part] = "another"
-  stored.save(before, source / "config.json")
-  config = checks.checked(digits(cache, continue_from=str(source)).to_dict())
-  fitted(config, ())
-
-
-def test_other_classes_and_lost_checkpoints_are_told(finished, cache, tmp_path):
-  run = shutil.copytree(finished[0], tmp_path / "a")
-  config = digits(cache, continue_from=str(run))
-  shutil.rmtree(run / "checkpoints")
-  with pytest.raises(UserError, match="config.continue_from=.* holds no whole checkpoint"):
-    train(config, str(tmp_path / "b"))
-  shutil.copytree(finished[0] / "checkpoints", run / "checkpoints")
-  (run / "classes.json").write_text('["cat"]')
-  with pytest.raises(UserError, match="no list in JSON of the names of the run's 10 classes"):
-    train(config, str(tmp_path / "b"))
-  (run / "classes.json").write_text(json.dumps([*"abcdefghij"]))
-  with pytest.raises(UserError, match="a run of other classes: take its weights with"):
-    train(config, str(tmp_path / "b"))
-  several = stored.load(run / "config.json")
+def test_other_classes_and_lost_checkpoints_are_told(source, cache, tmp_path):
+  checkpoints = (source / "checkpoints").rename(tmp_path / "lost")
+  several = stored.load(source / "config.json")
   several.runs = 2
-  stored.save(several, run / "config.json")
-  with pytest.raises(UserError, match="holds 2 runs: name one of them"):
-    train(config, str(tmp_path / "b"))
+
+  def name(classes):
+    (source / "classes.json").write_text(json.dumps(classes))
+
+  for words, change in (
+    ("config.continue_from=.* holds no whole checkpoint", lambda: None),
+    ("no list in JSON of the names of the run's 10 classes", lambda: name(["cat"])),
+    ("a run of other classes: take its weights with", lambda: name([*"abcdefghij"])),
+    ("holds 2 runs: name one of them", lambda: stored.save(several, source / "config.json")),
+  ):
+    change()
+    with pytest.raises(UserError, match=words):
+      train(digits(cache, continue_from=str(source)), str(tmp_path / "b"))
+    if checkpoints.exists():
+      checkpoints.rename(source / "checkpoints")
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+  """The answers of the hub to a download: a file, or what it lacks."""
+
+  files: dict[str, bytes] = {}
+  cut = False
+
+  def do_HEAD(self):
+    self.answer(body=False)
+
+  def do_GET(self):
+    self.answer(body=True)
+
+  def answer(self, body):
+    owner, name, _, revision, file = (self.path.strip("/").split("/", 4) + [""] * 5)[:5]
+    missing = {"private": "RepoNotFound", "gated": "GatedRepo"}.get(name)
+    missing = missing or ("RevisionNotFound" if revision == "v9" else None)
+    content = self.files.get(f"{owner}/{name}/{file}")
+    missing = missing or (None if content else "EntryNotFound")
+    self.send_response(404 if missing else 200)
+    self.send_header("X-Repo-Commit", COMMIT)
+    if missing:
+      self.send_header("X-Error-Code", missing)
+    else:
+      self.send_header("ETag", '"1"')
+      self.send_header("Content-Length", str(len(content)))
+    self.end_headers()
+    if body and content:
+      self.wfile.write(content[: len(content) // 2] if self.cut else content)
+
+  def log_message(self, *_):
+    pass
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """A run of a small ResNet-18."""
+  folder = tmp_path_factory.mktemp("hub") / "run"
+  train(resnet(), str(folder))
+  return folder
+
+
+def resnet(**fields):
+  config = toy_config()
+  config.model = dict(name="resnet", depth=18, width=4)
+  config.update_from_flattened_dict(fields)
+  return config
+
+
+@pytest.fixture
+def constants():
+  """Those of the hub's library."""
+  return pytest.importorskip("huggingface_hub.constants")
+
+
+@pytest.fixture
+def served(trained, constants, tmp_path, monkeypatch):
+  """The run's weights as timm/small on a hub of this machine."""
+  _, carry = params_of(trained)
+  save_weights(tmp_path / "net.safetensors", jax.device_get(carry.state.eval_variables()), RESNET)
+  content = (tmp_path / "net.safetensors").read_bytes()
+  monkeypatch.setattr(Server, "files", {"timm/small/model.safetensors": content})
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  # As HF_ENDPOINT sets it, where it is there before the library is imported.
+  endpoint = f"http://127.0.0.1:{server.server_port}"
+  form = "{repo_id}/resolve/{revision}/{filename}"
+  monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+  monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{endpoint}/{form}")
+  monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+  hub.fetch.cache_clear()
+  yield server
+  server.shutdown()
+  server.server_close()
+  hub.fetch.cache_clear()
+
+
+def weights_of(folder):
+  """The parameters that a run is evaluated with."""
+  return jax.device_get(params_of(folder)[1].state.eval_variables()["params"])
+
+
+def assert_close(one, other):
+  np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
+def begun_with(path, workdir, given=(), **fields):
+  """The parameters of a run that begins with weights and hardly moves."""
+  config = resnet(**{"pretrained.path": str(path), "schedule.peak": 1e-12, **fields})
+  train(config, str(workdir), given=given)
+  return jax.device_get(params_of(workdir)[1].state.params)
+
+
+def test_a_run_begins_with_weights_of_the_hub_and_names_their_commit(
+  trained, served, constants, tmp_path
+):
+  path = "hf://timm/small"
+  # The weights decide the width and the depth.
+  config = resnet(**{"pretrained.path": path, "model.depth": 34, "model.width": 8})
+  assert f"weights: training downloads {path}" in planned(config, devices=1).lines
+  found = begun_with(path, tmp_path / "a", **{"model.depth": 34, "model.width": 8})
+  jax.tree.map(assert_close, weights_of(trained), found)
+  kept = stored.load(tmp_path / "a" / "config.json")
+  assert kept.pretrained.path == f"{path}@{COMMIT}"
+  assert (kept.model.depth, kept.model.width) == (18, 4)
+  decided = "the weights decide: model.depth=18 in place of the recipe's 34, model.width=4 in place"
+  assert any(line.startswith(decided) for line in planned(config, devices=1).lines)
+  # Without a network, the cache has them; a run that resumes needs neither.
+  served.shutdown()
+  served.server_close()
+  hub.fetch.cache_clear()
+  assert hub.pinned(path) == kept.pretrained.path
+  hub.fetch.cache_clear()
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="cannot be reached, and the cache has no copy"):
+      hub.fetch(path)
+    begun_with(path, tmp_path / "a", **{"model.depth": 34, "model.width": 8})
+
+
+@pytest.mark.parametrize(
+  "path, words",
+  [
+    ("hf://timm", "write hf://OWNER/NAME"),
+    ("hf://timm/small/pytorch_model.bin", "write hf://OWNER/NAME.* pickles are not loaded"),
+    ("hf://timm/small/../a.safetensors", "cannot contain a '..'"),
+    ("hf://timm/pickled", "holds no model.safetensors: .* pickles .* are not loaded"),
+    ("hf://timm/small@v9", "has no revision v9"),
+    ("hf://timm/private", "no such name, or it is private"),
+    ("hf://timm/gated", "gated"),
+  ],
+)
+def test_what_the_hub_lacks_is_a_sentence(served, path, words):
+  with pytest.raises(UserError, match=words):
+    hub.fetch(path)
+
+
+def test_a_download_that_is_cut_off_is_no_file(served, monkeypatch):
+  monkeypatch.setattr(Server, "cut", True)
+  with pytest.raises(UserError, match="hf://timm/small cannot be downloaded .*: run the same"):
+    hub.fetch("hf://timm/small")
+  monkeypatch.setattr(Server, "cut", False)
+  assert hub.fetch("hf://timm/small").read_bytes() == Server.files["timm/small/model.safetensors"]
+
+
+def test_a_run_begins_with_the_weights_of_a_run(trained, tmp_path):
+  found = begun_with(trained, tmp_path / "a", **{"model.width": 8})
+  jax.tree.map(assert_close, weights_of(trained), found)
+  with pytest.raises(UserError, match="width 4, but .* has width 8: set config.model.width=4"):
+    begun_with(trained, tmp_path / "b", given=["model.width"], **{"model.width": 8})
+  # Its classes are ours: so is its last layer.
+  config = resnet(**{"pretrained.path": str(trained), "pretrained.head": "new"})
+  names = tuple(map(str, range(10)))
+  for given, classes, head in (
+    ([], names, "keep"),
+    ([], names[::-1], "new"),
+    (["pretrained.head"], names, "new"),
+  ):
+    found = fitted(config, given, classes)
+    assert (found.pretrained.head, found.pretrained.path) == (head, str(trained))
+
+  # Runs of one name have files of their own, and a run may go on.
+  def file_of(folder):
+    return with_file(resnet(**{"pretrained.path": str(folder)})).pretrained.path
+
+  other = shutil.copytree(trained, tmp_path / trained.name)
+  before = file_of(trained), file_of(other)
+  assert before == (file_of(trained), file_of(other)) and before[0] != before[1]
+  os.utime(other / "checkpoints", ns=(1, 1))  # as a new checkpoint does
+  assert file_of(other) != before[1]

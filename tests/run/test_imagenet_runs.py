@@ -14,11 +14,6 @@ pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.float16]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-  return str(tmp_path_factory.mktemp("programs"))
-
-
 def toy_imagenet18(cache):
   """The recipe of one machine in 3 epochs of 5 steps, of a small net on noise."""
   config = load_recipe("imagenet18.py", "1")
@@ -36,47 +31,31 @@ def toy_imagenet18(cache):
   return config
 
 
-@pytest.fixture(scope="module")
-def whole(cache, tmp_path_factory):
-  folder = tmp_path_factory.mktemp("runs") / "whole"
-  return folder, train(toy_imagenet18(cache), str(folder))
-
-
-def test_all_phases_of_imagenet18(whole):
-  folder, result = whole
-  rows = read_metrics(folder)
+def test_all_phases_of_imagenet18_and_a_kill_in_a_later_one(tmp_path, monkeypatch):
+  config, whole = toy_imagenet18(str(tmp_path / "programs")), tmp_path / "whole"
+  result = train(config, str(whole))
+  rows = read_metrics(whole)
   # 72 images: 3 steps of 32, then 5 of 16 twice, the last ones short.
-  assert [(r["step"], r["examples"], r["image_size"]) for r in rows] == [
-    (3, 72, 16),
-    (8, 144, 24),
-    (13, 216, 32),
-  ]
+  seen = [(r["step"], r["examples"], r["image_size"]) for r in rows]
+  assert seen == [(3, 72, 16), (8, 144, 24), (13, 216, 32)]
   assert result["config"]["precision"] == "float16"
   assert [r["learning_rate"] for r in rows] == pytest.approx([0.2, 0.02, 0.002])
   assert all(np.isfinite(r["train_loss"]) for r in rows)
-  _, carry = params_of(folder)
+  state = params_of(whole)[1].state
   # A static scale, and the average that was evaluated is not the last state.
-  assert float(carry.state.loss_scale.scale) == 1024
-  kernels = [t["stem"]["conv"]["kernel"] for t in (carry.state.ema["params"], carry.state.params)]
+  assert float(state.loss_scale.scale) == 1024
+  kernels = [t["stem"]["conv"]["kernel"] for t in (state.ema["params"], state.params)]
   assert not np.array_equal(*map(np.asarray, kernels))
-
-
-def test_it_goes_on_in_a_later_phase(whole, cache, tmp_path, monkeypatch):
-  class Killed(Exception):
-    pass
-
-  save = Saver.save
 
   def save_then_die(self, step, carry, **named):
     save(self, step, carry, **named)
     if step == 5:
-      raise Killed
+      raise InterruptedError
 
-  monkeypatch.setattr(Saver, "save", save_then_die)
-  monkeypatch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
-  with pytest.raises(Killed):
-    train(toy_imagenet18(cache), str(tmp_path / "run"))
-  monkeypatch.setattr(Saver, "save", save)
-  train(toy_imagenet18(cache), str(tmp_path / "run"))
-  (_, one), (_, other) = params_of(whole[0]), params_of(tmp_path / "run")
-  jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
+  save = Saver.save
+  with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+    patch.setattr(Saver, "save", save_then_die)
+    patch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
+    train(config, str(tmp_path / "run"))
+  train(config, str(tmp_path / "run"))
+  jax.tree.map(np.testing.assert_array_equal, state, params_of(tmp_path / "run")[1].state)

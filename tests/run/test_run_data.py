@@ -31,21 +31,16 @@ def write_arrays(folder, count=200, classes=3, size=12):
   return folder
 
 
-def test_a_run_goes_on_with_its_own_images_only(cache, tmp_path, monkeypatch):
-  config, folder = digits(cache, epochs=1.0), str(tmp_path / "run")
-  before = train(config, folder)
-  (tmp_path / "run" / "result.json").unlink()  # as a kill after the last checkpoint
-  with monkeypatch.context() as patch:
-    patch.setattr(Arrays, "fingerprint", "arrays 00000000")
-    with pytest.raises(UserError, match="images of this run have changed since its checkpoint of"):
-      train(config, folder)
-  with monkeypatch.context() as patch:
-    patch.setattr(Arrays, "fingerprint", "shards 00000000")  # of another kind
-    assert train(config, folder)["top1"] == before["top1"]
-  (tmp_path / "run" / "result.json").unlink()
-  (manifest,) = (tmp_path / "run" / "checkpoints").glob("*/manifest.json")
-  stored = json.loads(manifest.read_text())
-  assert re.fullmatch("arrays [0-9a-f]{8}", stored["images"])
+def test_a_run_goes_on_with_its_own_images_only(finished, cache, tmp_path, monkeypatch):
+  folder = shutil.copytree(finished[0], tmp_path / "run")
+  (folder / "result.json").unlink()  # as a kill after the last checkpoint
+  *_, manifest = folder.glob("checkpoints/*/manifest.json")
+  assert re.fullmatch("arrays [0-9a-f]{8}", json.loads(manifest.read_text())["images"])
+  monkeypatch.setattr(Arrays, "fingerprint", "arrays 00000000")
+  with pytest.raises(UserError, match="images of this run have changed since its checkpoint of"):
+    train(digits(cache), str(folder))
+  monkeypatch.setattr(Arrays, "fingerprint", "shards 00000000")  # of another kind
+  assert train(digits(cache), str(folder))["top1"] == finished[1]["top1"]
 
 
 def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
@@ -82,11 +77,6 @@ def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
     train(digits(cache), str(folder))
 
 
-def test_all_images_are_held_out_for_evaluate_only(cache):
-  config = digits(cache, tune_on="validation", **{"data.hold_out": 1.0})
-  assert open_data(config).counts == (1500, 1500)
-
-
 def test_a_share_has_no_effect_on_data_with_evaluation_images(cache, tmp_path):
   for split in ("train", "val"):
     write_arrays(tmp_path / split)
@@ -106,6 +96,9 @@ def test_the_hold_out_does_not_depend_on_the_seed(cache):
   assert len(test.eval_labels) == 297
   shown = {image.tobytes() for image in (*one.train_images, *one.eval_images)}
   assert shown == {image.tobytes() for image in test.train_images}
+  # All of them, for evaluate only.
+  everything = digits(cache, tune_on="validation", **{"data.hold_out": 1.0})
+  assert open_data(everything).counts == (1500, 1500)
 
 
 def test_own_arrays_decide_their_size_and_classes(cache, tmp_path, capsys):
@@ -137,16 +130,18 @@ def test_own_arrays_decide_their_size_and_classes(cache, tmp_path, capsys):
       train(config, str(tmp_path / "refused"), given=[field])
 
 
-def test_a_run_is_evaluated_on_data_of_its_kind_only(finished, tmp_path):
-  folder, _ = finished
-  config = load_config(folder)
-  for name, size, classes, message in (
-    ("larger", 12, 10, "has data.image_size=12, and the run in .* was trained with 8: set --conf"),
-    ("fewer", 8, 3, "has data.classes=3, and the run in .* was trained with 10: set --conf"),
-  ):
-    config.data.path = str(write_arrays(tmp_path / name, size=size, classes=classes))
-    with pytest.raises(UserError, match=message):
-      evaluate(folder, config=config)
+@pytest.mark.parametrize(
+  "size, classes, words",
+  [
+    (12, 10, "has data.image_size=12, and the run in .* was trained with 8: set --conf"),
+    (8, 3, "has data.classes=3, and the run in .* was trained with 10: set --conf"),
+  ],
+)
+def test_a_run_is_evaluated_on_data_of_its_kind_only(finished, tmp_path, size, classes, words):
+  config = load_config(finished[0])
+  config.data.path = str(write_arrays(tmp_path / "other", size=size, classes=classes))
+  with pytest.raises(UserError, match=words):
+    evaluate(finished[0], config=config)
 
 
 def test_a_run_is_not_evaluated_under_other_names_of_its_classes(finished, tmp_path):

@@ -1,6 +1,5 @@
 """What is done with a run's folder whose files are damaged, missing or of another kind."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -8,28 +7,24 @@ import pathlib
 import re
 import shutil
 import sys
-import types
+import time
 
 import jax
 import numpy as np
 import pytest
 import tiny_sets
 from PIL import Image
-from toy import contents, toy_config, toy_spec
+from toy import contents
 from toy import saving_digits as digits
 from toy_images import restored_from
 
 from jaxspeed.config import stored
-from jaxspeed.devices.precision import LossScale
 from jaxspeed.errors import UserError
-from jaxspeed.records.clock import Clock
 from jaxspeed.records.writer import Records
-from jaxspeed.run import checkpoint
+from jaxspeed.run import checkpoint, saver
 from jaxspeed.run.evaluation import evaluate
-from jaxspeed.run.finish import finish
 from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config
-from jaxspeed.run.run import COMMAND, Run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import pin_config
 
@@ -75,8 +70,8 @@ def as_link(path):
   path.symlink_to("../elsewhere")
 
 
-FILES = ("metrics.jsonl", "classes.json", "result.json", "config.json", "owner.json", "run.lock")
-FOLDERS = ("checkpoints", "tensorboard", "profile", "run_000")
+FILES = "metrics.jsonl classes.json result.json config.json owner.json run.lock".split()
+FOLDERS = "checkpoints tensorboard profile run_000".split()
 KINDS = [(name, put, "file") for name in FILES for put in (pathlib.Path.mkdir, os.mkfifo)]
 KINDS += [(name, put, "folder") for name in FOLDERS for put in (pathlib.Path.touch, as_link)]
 
@@ -105,48 +100,34 @@ def left_untrained(folder):
   return folder
 
 
-def test_images_that_have_changed_are_told_with_other_changes_of_a_config(tmp_path):
-  folder = left_untrained(tmp_path / "a")
-  (folder / "metrics.jsonl").write_text("a row")
-  words = (
-    r"config.data.train_images: 1500 -> 29.: .* undo the changes, in the images too, to resume"
-  )
-  with pytest.raises(UserError, match=words):
-    pin_config(folder, digits(**{"data.train_images": 29}))
-
-
 def test_a_run_without_a_checkpoint_is_replaced_by_one_of_another_config(tmp_path, caplog):
-  folder, other = left_untrained(tmp_path / "a"), digits(seed=5)
+  folder = left_untrained(tmp_path / "a")
   pin_config(folder, digits())
   assert (folder / "classes.json").exists() and not caplog.messages
-  pin_config(folder, other)
+  pin_config(folder, digits(seed=5))
   assert os.listdir(folder) == ["config.json"] and load_config(folder).seed == 5
   (said,) = caplog.messages
   assert said == f"{folder} held a run of another config without a checkpoint: this one replaces it"
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    "checkpoints/9/x",
-    "run_000/checkpoints/9/x",
-    "result.json",
-    "metrics.jsonl",
-    "tensorboard/notes.txt",
-    "broken_images.tsv",
-    "profile/x",
-    "loggers/wandb/id",
-  ],
-)
+LOSSES = "result.json metrics.jsonl tensorboard/notes.txt broken_images.tsv profile/x".split()
+LOSSES += "checkpoints/9/x run_000/checkpoints/9/x loggers/wandb/id".split()
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_a_run_with_something_to_lose_is_not_replaced(tmp_path, name):
   folder = left_untrained(tmp_path / "a")
   (folder / name).parent.mkdir(parents=True, exist_ok=True)
   (folder / name).write_text("{}")
   before = contents(folder)
-  with pytest.raises(
-    UserError, match="holds a run of another config .config.seed: 0 -> 5.: choose"
-  ):
+  words = "holds a run of another config .config.seed: 0 -> 5.: choose"
+  with pytest.raises(UserError, match=words):
     pin_config(folder, digits(seed=5))
+  words = (
+    r"config.data.train_images: 1500 -> 29.: .* undo the changes, in the images too, to resume"
+  )
+  with pytest.raises(UserError, match=words):
+    pin_config(folder, digits(**{"data.train_images": 29}))
   assert contents(folder) == before
 
 
@@ -155,9 +136,8 @@ def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
   (folder / "result.json").unlink()
   lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
   (folder / "metrics.jsonl").write_text(lines[0])
-  with pytest.raises(
-    UserError, match="metrics.jsonl has no row of the last step, 18: put the file"
-  ):
+  words = "metrics.jsonl has no row of the last step, 18: put the file"
+  with pytest.raises(UserError, match=words):
     train(digits(), str(folder))
   assert not (folder / "result.json").exists()
   # What the sentence says.
@@ -166,72 +146,45 @@ def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
   assert result["top1"] == json.loads((run / "result.json").read_text())["top1"]
 
 
-def test_a_run_of_which_no_step_was_taken_has_no_result(tmp_path):
-  job = toy_spec(toy_config(precision="float16"))
-  feed = types.SimpleNamespace(data=types.SimpleNamespace(evaluated_on="test"))
-  run = Run(job, tmp_path, feed, Clock(), *[None] * 3, ())
-  run = dataclasses.replace(run, hooks=COMMAND)
-  skipped = LossScale.create().replace(skipped=np.int32(8))
-  state = types.SimpleNamespace(step=8, loss_scale=skipped)
-  rows = [{"step": 8, "eval_top1": 0.1, "eval_top5": 0.5, "dawn_seconds": 1.0}]
-  with pytest.raises(UserError, match="all 8 steps of the run were skipped"):
-    finish(run, rows, state, None)
-  assert list(tmp_path.iterdir()) == []
-
-
 # The last checkpoint
 
 
-def no_room_for(monkeypatch, full_at: int) -> None:
-  """A disk that has no room for the checkpoint of a step."""
-
+def no_room(monkeypatch, full) -> None:
+  """A disk that has no room for a checkpoint if `full` says so of its folder and step."""
   save = checkpoint.save
 
-  def full(folder, step, *arguments, **options) -> None:
-    if step == full_at:
+  def saving(folder, step, *arguments, **options) -> None:
+    if full(folder, step):
       raise OSError(errno.ENOSPC, "No space left on device")
     save(folder, step, *arguments, **options)
 
-  monkeypatch.setattr(checkpoint, "save", full)
+  monkeypatch.setattr(checkpoint, "save", saving)
 
 
 @pytest.mark.parametrize("on_error", ["continue", "stop"])
 def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkeypatch, on_error):
-  folder = tmp_path / "a"
-  fields = {"checkpoint.on_error": on_error}
-  no_room_for(monkeypatch, 18)
-  words = "): the run stops, the last whole checkpoint is of step "
+  folder, config = tmp_path / "a", digits(**{"checkpoint.on_error": on_error})
+  no_room(monkeypatch, lambda _, step: step == 18)
+  words = r"of step 18 could not be written .*\(No space left on device\): the run stops, the last "
   for _ in range(2):
-    with pytest.raises(UserError) as error:
-      train(digits(**fields), str(folder))
-    assert "the checkpoint of step 18 could not be written" in str(error.value)
-    assert "(No space left on device)" in str(error.value) and words in str(error.value)
+    with pytest.raises(UserError, match=words + "whole checkpoint is of step "):
+      train(config, str(folder))
     assert not (folder / "result.json").exists()
     names = os.listdir(folder / "checkpoints")
     assert names and all(name.isdecimal() and int(name) < 18 for name in names)
   monkeypatch.undo()
-  result = train(digits(**fields), str(folder))
+  result = train(config, str(folder))
   assert result["top1"] == json.loads((run / "result.json").read_text())["top1"]
   assert evaluate(folder)[0]["top1"] == result["top1"]
 
 
 def test_one_of_several_runs_without_its_last_checkpoint(tmp_path, monkeypatch):
-  folder, config = tmp_path / "two", digits(runs=2)
-  saved = []
-  save = checkpoint.save
-
-  def full_in_the_second(folder, *arguments, **options):
-    saved.append(folder.name)
-    if saved[-1] == "run_001":
-      raise OSError(errno.ENOSPC, "No space left on device")
-    save(folder, *arguments, **options)
-
-  monkeypatch.setattr(checkpoint, "save", full_in_the_second)
+  folder, config = tmp_path / "two", digits(runs=2, epochs=1.0)
+  no_room(monkeypatch, lambda place, _: place.name == "run_001")
   with pytest.raises(UserError, match="run_001/checkpoints .No space left .*: the run stops"):
     train(config, str(folder))
-  assert "run_000" in saved and (folder / "run_000" / "result.json").exists()
-  assert not (folder / "result.json").exists()
-  assert not (folder / "run_001" / "result.json").exists()
+  results = sorted(path.parent.name for path in folder.rglob("result.json"))
+  assert results == ["run_000"]
   monkeypatch.undo()
   assert train(config, str(folder))["n"] == 2
 
@@ -239,11 +192,26 @@ def test_one_of_several_runs_without_its_last_checkpoint(tmp_path, monkeypatch):
 def test_a_checkpoint_waits_for_the_rows_before_it(tmp_path, monkeypatch):
   said = "metrics.jsonl could not be written (No space left on device)"
   monkeypatch.setattr(Records, "write", lambda _: said)
-  with pytest.raises(UserError) as error:
+  words = rf"\({re.escape(said)}\): the run stops, the last whole checkpoint is of step 0; "
+  with pytest.raises(UserError, match=words):
     train(digits(), str(tmp_path / "a"))
-  assert f"({said}): the run stops, the last whole checkpoint is of step 0; " in str(error.value)
-  assert not (tmp_path / "a" / "checkpoints").exists()
-  assert not (tmp_path / "a" / "result.json").exists()
+  assert not [*tmp_path.glob("a/checkpoints"), *tmp_path.glob("a/result.json")]
+
+
+def test_a_slow_save_gives_signs_of_life(tmp_path, monkeypatch):
+  save, beats = checkpoint.save, []
+
+  def slow(*arguments, **options):
+    before, deadline = len(beats), time.monotonic() + 60
+    while len(beats) < before + 5 and time.monotonic() < deadline:
+      time.sleep(0.01)
+    save(*arguments, **options)
+
+  monkeypatch.setattr(checkpoint, "save", slow)
+  monkeypatch.setattr(saver, "heartbeat", lambda: beats.append(0))
+  monkeypatch.setattr(saver, "_SIGN_OF_LIFE", 0.05)
+  train(digits(epochs=1.0, **{"checkpoint.every_seconds": 1e6}), str(tmp_path / "a"))
+  assert len(beats) >= 5
 
 
 def test_weights_that_are_not_finite_have_no_accuracies(run, tmp_path):
