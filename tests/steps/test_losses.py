@@ -1,10 +1,11 @@
-"""Cross entropy, accuracies and predictions against NumPy and PyTorch."""
+"""Cross entropy, accuracies and predictions against NumPy; test_loss_of_a_step.py has PyTorch's."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerances import assert_close, assert_equal
+import scipy
+from tolerances import assert_close
 
 from jaxspeed.data.batch import Batch
 from jaxspeed.steps.losses import MetricSums, cross_entropy, masked_sums
@@ -22,43 +23,14 @@ def one_hot(labels, dtype=jnp.float32, classes=10):
   return jax.nn.one_hot(jnp.asarray(labels), classes, dtype=dtype)
 
 
-@pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_cross_entropy_and_its_gradient_are_torchs(smoothing, weighted):
-  torch = pytest.importorskip("torch")
-  logits, labels = some_logits()
-  logits[0, 0] = 1e4
-  weights = np.random.default_rng(1).uniform(0.1, 9, 10) if weighted else None
-  if weighted:
-    weights[3] = 0.0
-  x = torch.tensor(logits, requires_grad=True)
-  expected = torch.nn.functional.cross_entropy(
-    x,
-    torch.tensor(labels).long(),
-    weight=torch.tensor(weights) if weighted else None,
-    label_smoothing=smoothing,
-    reduction="none",
-  )
-  expected.sum().backward()
-
-  def losses(x):
-    return cross_entropy(x, one_hot(labels, x.dtype), smoothing, weights)
-
-  assert_equal(losses(jnp.asarray(logits)), expected.detach().numpy())
-  gradient = jax.grad(lambda x: losses(x).sum())(jnp.asarray(logits))
-  assert_equal(gradient, x.grad.numpy())
-
-
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_cross_entropy_and_class_weights_are_float32(dtype):
   logits, labels = some_logits()
+  logits[0, 0] = 1e4
   half, weights = jnp.asarray(logits, dtype), np.geomspace(1e5, 1e-5, 10)  # 1e5 is no float16
   losses = cross_entropy(half, one_hot(labels), 0.0, weights)
   assert losses.dtype == jnp.float32
-  log_p = np.asarray(half, np.float64)
-  log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
+  log_p = scipy.special.log_softmax(np.asarray(half, np.float64), axis=1)
   expected = -weights[labels] * log_p[np.arange(16), labels]
   for name in (labels > 4, labels <= 4):
     assert_close(np.asarray(losses)[name], expected[name], terms=2 * 10)
