@@ -17,57 +17,23 @@ def recipe(name):
 LADDER = recipe("cifar10_resnet9")
 AIRBENCH = recipe("cifar10_airbench")
 
-RECIPES = [
-  ("cifar10", ""),
-  *(("cifar10_airbench", variant) for variant in AIRBENCH.PUBLISHED),
-  ("cifar10_hlb", ""),
-  *(("cifar10_resnet9", rung) for rung in LADDER.RUNGS),
-  ("cifar100", ""),
-  ("quickstart", ""),
-]
-# Their plans are held against their sources in test_imagenet_configs.py and its neighbour.
-STREAMED = [
-  *(
-    (name, variant)
-    for name in ("imagenet18", "imagenet18_lambda", "imagenet_ffcv", "imagenet_lars")
-    for variant in recipe(name).PUBLISHED
-  ),
-  ("imagenet_21epochs", ""),
-  *(("imagenet_vit", epochs) for epochs in recipe("imagenet_vit").PUBLISHED),
-  ("finetune", ""),
-  ("imagenette", ""),
-  ("smoke_imagenet", ""),
-]
-
 
 def get_config(name, variant=None):
   return recipe(name).get_config(*([variant] if variant else []))
 
 
+EVERY = [
+  (path.stem, variant)
+  for path in sorted(FOLDER.glob("*.py"))
+  for variant in getattr(recipe(path.stem), "PUBLISHED", [""])
+]
+STREAMED = [each for each in EVERY if get_config(*each).data.feed == "stream"]
+RECIPES = [each for each in EVERY if each not in STREAMED]
 TRAIN_IMAGES = 1_281_167
-# The GPUs that each recipe for ImageNet was made for.
-GPUS = {
-  "imagenet18:1": 8,
-  "imagenet18:2": 16,
-  "imagenet18:4": 32,
-  "imagenet18:8": 64,
-  "imagenet18:16": 128,
-  "imagenet18_lambda:8": 8,
-  "imagenet18_lambda:4": 4,
-  "imagenet_21epochs": 8,
-  **{f"imagenet_ffcv:{epochs}": 8 for epochs in (16, 24, 32, 40, 56, 88)},
-  **{f"imagenet_vit:{epochs}": 8 for epochs in (90, 300)},
-  **{f"imagenet_lars:{batch}": 8 for batch in (1632, 3264, 4096, 8192)},
-  "imagenet_lars:13056": 64,
-  "imagenet_lars:32768": 512,
-  "imagenet_lars:49152": 768,
-  "imagenet_lars:58880": 230,
-  "imagenet_lars:65536": 2048,
-  "imagenet_lars:67840": 424,
-  "imagenet_lars:81920": 2048,
-  "imagenette": 8,
-  "smoke_imagenet": 1,
-}
+# The GPUs that each recipe for ImageNet was made for; LARS's points name none.
+GPUS = {f"{name}:{variant}".rstrip(":"): 8 for name, variant in STREAMED if "imagenet" in name}
+GPUS |= {f"imagenet18:{machines}": 8 * machines for machines in (1, 2, 4, 8, 16)}
+GPUS |= {"imagenet18_lambda:4": 4, "imagenet_lars:81920": 2048, "smoke_imagenet": 1}
 
 
 def get_named(named):

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from recipes import AIRBENCH, LADDER, RECIPES, STREAMED, get_config, get_named, recipe
+from recipes import AIRBENCH, EVERY, LADDER, get_config, get_named, recipe
 from toy import toy_spec
 
 from jaxspeed.config import checks, stored
@@ -17,7 +17,7 @@ from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.state import Carry
 
 
-@pytest.mark.parametrize("name, variant", RECIPES + STREAMED)
+@pytest.mark.parametrize("name, variant", EVERY)
 def test_a_recipe_parses_stores_and_plans(name, variant, tmp_path):
   config = get_config(name, variant)
   shared = {field for field, _ in stored.leaves(fields_lib.base())}
@@ -28,7 +28,6 @@ def test_a_recipe_parses_stores_and_plans(name, variant, tmp_path):
   stored.save(config, tmp_path / "config.json")
   whole = checks.checked(config.to_dict())
   assert stored.differences(whole, stored.load(tmp_path / "config.json")) == []
-  assert config.data.feed == ("stream" if (name, variant) in STREAMED else "resident")
   assert np.isfinite(make_plan(config).table["learning_rate"]).all()
 
 
