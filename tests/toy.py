@@ -117,13 +117,12 @@ def inputs_of(spec):
 
   params = jax.tree.map(draw, shapes.params)
   stats = jax.tree.map(lambda x: abs(draw(x)) + np.asarray(0.5, x.dtype), shapes.batch_stats)
-  state = shapes.replace(
-    step=np.int32(0),
+  state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes).replace(
     key=np.asarray(seed_key(0)),
     params=params,
     batch_stats=stats,
-    opt_state=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes.opt_state),
     ema=shapes.ema and variables_of(params, stats),
+    lookahead=shapes.lookahead and variables_of(params, stats),
     loss_scale=shapes.loss_scale and LossScale.create(spec.config.loss_scale),
   )
   carry = Carry(state, MetricSums.zero(spec.accumulation))

@@ -13,15 +13,11 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from toy import load_recipe, toy_spec
+from toy import inputs_of, load_recipe, toy_spec
 
 import jaxspeed
-from jaxspeed.data.batch import Batch
 from jaxspeed.devices.mesh import AXIS
-from jaxspeed.steps.init import init_state
-from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.train_step import train_step
 
 PACKAGE = pathlib.Path(jaxspeed.__file__).parent
@@ -33,14 +29,8 @@ def lines_of_a_step(layers: str) -> dict[str, int]:
   config.precision = "float32"
   config.model.layers = layers
   spec = toy_spec(config)
-
-  def shape(*sizes, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
-  images = shape(config.batch_size, 32, 32, 3, dtype=jnp.uint8)
-  labels, mask = (shape(config.batch_size, dtype=each) for each in (jnp.int32, jnp.bool_))
-  state = jax.eval_shape(on_mesh(init_state, spec), shape(2, dtype=jnp.uint32), images)
-  row = {name: shape() for name in spec.plan.table}
+  carry, batch, table = inputs_of(spec)
+  row = {name: column[0] for name, column in table.items()}
   step = functools.partial(train_step, spec=spec, kind=spec.plan.kind_of(0))
   on_device = jax.shard_map(
     step, mesh=spec.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(), check_vma=False
@@ -58,7 +48,7 @@ def lines_of_a_step(layers: str) -> dict[str, int]:
   before = sys.gettrace()
   sys.settrace(trace)
   try:
-    jax.eval_shape(on_device, state, Batch(images, labels, mask, flip=mask), row)
+    jax.eval_shape(on_device, carry.state, batch.replace(flip=batch.mask), row)
   finally:
     sys.settrace(before)
   return {str(pathlib.Path(file).relative_to(PACKAGE)): len(executed[file]) for file in executed}

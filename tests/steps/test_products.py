@@ -3,15 +3,13 @@
 import collections
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.extend import core
 from small_steps import RESNET, small_airbench
-from toy import toy_config, toy_spec
+from toy import inputs_of, toy_config, toy_spec
 
-from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.data.batch import seed_key
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.programs import on_mesh, step_of
@@ -57,18 +55,15 @@ NETS = {
 def programs(config):
   """The precisions of the training step, the evaluation and the first state of a config."""
   job = toy_spec(config)
-  size, n = config.data.image_size, config.batch_size
-  images = jax.ShapeDtypeStruct((n, size, size, 3), jnp.uint8)
-  state = jax.eval_shape(on_mesh(init_state, job), seed_key(0), images)
-  batch = Batch(images, *(jax.ShapeDtypeStruct((n,), t) for t in (jnp.int32, jnp.bool_)))
-  row = {name: column[0] for name, column in job.plan.table_in(np.float32).items()}
+  carry, batch, table = inputs_of(job)
+  state, row = carry.state, {name: column[0] for name, column in table.items()}
   step = on_mesh(step_of(job), job, kind=job.plan.kind_of(0))
   return (
     precisions(step, state, batch.replace(flip=batch.mask), row),
     precisions(
       eval_step.evaluate_on_mesh(job), state.eval_variables(), batch.replace(index=batch.label)
     ),
-    precisions(on_mesh(init_state, job), seed_key(0), images),
+    precisions(on_mesh(init_state, job), seed_key(0), batch.image),
   )
 
 
