@@ -18,7 +18,6 @@ from rich.console import Console
 from jaxspeed.config import flags as command_line
 from jaxspeed.data import remote
 from jaxspeed.data.disk.prepared import QUALITY
-from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
 from jaxspeed.data.prepare.writing import Broken, Done, broken_headers, write_index
@@ -106,13 +105,10 @@ def _index(console: Console, folder: str) -> None:
 
 
 def _shards(console: Console, source: str, destination: str, *, name: str, **options: Any) -> None:
-  with progress_bar(console, "reading headers") as show:
-    images = open_images(name=name, path=source, cache="", show=show, anew=True)
   # What is uploaded is written beside the source first, so that packing can resume.
   local = f"{os.path.abspath(source)}-shards" if remote.is_remote(destination) else destination
   with progress_bar(console, "packing") as show:
-    done = write_shards(images, local, name=name, show=show, **options)
-  _report(console, "packed", done)
+    _report(console, "packed", write_shards(source, local, name=name, show=show, **options))
   folder = shards_folder(local, name)
   place = str(folder)
   if local != destination:

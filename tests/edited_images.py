@@ -7,7 +7,6 @@ from made_images import encoded
 from ml_collections import ConfigDict
 
 from jaxspeed.data.disk.sets import open_sets
-from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.shards import write_shards
 
 
@@ -42,5 +41,4 @@ def edit(path, seed=99, **options):
 
 
 def pack(source, tmp_path, name="set", **options):
-  images = open_images(name="", path=str(source), cache=str(tmp_path / "cache"), anew=True)
-  return write_shards(images, tmp_path / "sets", name=name, **options)
+  return write_shards(source, tmp_path / "sets", name=name, **options)

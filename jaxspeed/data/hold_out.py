@@ -9,8 +9,8 @@ from jaxspeed.errors import UserError, printable, some
 
 # The default of `config.data.hold_out`.
 TENTH = 0.1
-# What the held-out images are for, by `evaluated_on`.
-_USES = {"held-out": "images for evaluation", "validation": "training images for tuning"}
+# What is held out, and what for, by `evaluated_on`.
+_USES = {"held-out": ("images", "evaluation"), "validation": ("training images", "tuning")}
 # The most classes in a note.
 _NAMED = 5
 
@@ -70,15 +70,8 @@ def split_by_digest(
 
 
 def hold_out_line(held_out: int, images: int, share: float, evaluated_on: str) -> str:
-  """Return what is held out: "40 of 400 images for evaluation are held out, 10 % of each class".
-
-  Args:
-    held_out: number of images held out.
-    images: number of images that they were taken from.
-    share: share of each class.
-    evaluated_on: "held-out" or "validation", as in `data.memory.arrays.Arrays`.
-  """
-  kind, _, use = _USES[evaluated_on].partition(" for ")
+  """Return how many of `images` are held out, which is the `share` of each class, and what for."""
+  kind, use = _USES[evaluated_on]
   if share == 1:
     return f"all {images:,} {kind} are evaluated (data.hold_out=1)"
   return (

@@ -1,6 +1,5 @@
 """A pool of processes for many small tasks."""
 
-import collections
 import contextlib
 import multiprocessing
 import os
@@ -9,7 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
@@ -42,15 +41,10 @@ def in_processes(
   pool = ProcessPoolExecutor(
     min(workers, len(tasks)), mp_context=context, initializer=_begin_process
   )
-  under_way: collections.deque[Future[_Result]] = collections.deque()
   try:
-    for task in tasks:
-      with _without_main():
-        under_way.append(pool.submit(function, task))
-      if len(under_way) == 4 * workers:
-        yield under_way.popleft().result()
-    while under_way:
-      yield under_way.popleft().result()
+    with _without_main():
+      results = pool.map(function, tasks)
+    yield from results
   except BrokenProcessPool:
     raise UserError(
       f"one of {workers} worker processes was killed, perhaps out of memory: run the same command "

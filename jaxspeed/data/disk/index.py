@@ -59,9 +59,10 @@ def open_table(
     listed: the files.
     cache: the folder of indices that are not beside their images.
     show: called with the number of headers read and the total.
-    anew: whether to read the headers despite an index, because files may have changed, and to
-      verify the checksums of shards.
-    beside: whether to write the index beside the images, also anew.
+    anew: whether to read the headers despite an index, because files may have changed, and to store
+      none.
+    beside: whether to write the index beside the images, after the same, and to verify the
+      checksums of shards.
 
   Raises:
     UserError: a file cannot be opened, a shard is damaged, or the index beside the images cannot be
@@ -69,19 +70,21 @@ def open_table(
   """
   own = listed.place / ".jaxspeed" / "images.npz"
   entry = npz.entry_of(cache, "images", listed.place)
+  if anew:
+    return _table(listed, _scan(listed, show, verify=False), "")
   # The processes of a host wait for the first, which reads the headers.
   with locked_folder(cache):
-    for path in () if anew or beside else (own, entry):
+    for path in () if beside else (own, entry):
       try:
         if path.is_file():
-          return _table(listed, _stored(listed, path), path)
+          return _table(listed, _stored(listed, path), str(path))
       except ValueError as error:
         _log.warning(
           "the index %s is not used (%s): headers are read again; python -m jaxspeed.prepare index "
           "renews one that is beside its images",
           *(path, error),
         )
-    columns = _scan(listed, show, verify=anew or beside)
+    columns = _scan(listed, show, verify=beside)
     arrays = columns | {"names": listed.names.text, "stats": _stats(listed)}
     path = own if beside else entry
     try:
@@ -91,7 +94,7 @@ def open_table(
         f"{path} cannot be written ({error.strerror or error}): make its folder writable, or train "
         "without an index there."
       ) from error
-  return _table(listed, columns, path)
+  return _table(listed, columns, str(path))
 
 
 def _stored(listed: Listed, path: pathlib.Path) -> Columns:
@@ -120,14 +123,14 @@ def _stats(listed: Listed) -> Int64[np.ndarray, "shards 2"]:
   return np.array([(each.st_size, int(each.st_mtime)) for each in stats], np.int64).reshape(-1, 2)
 
 
-def _table(listed: Listed, columns: Columns, index: pathlib.Path) -> Table:
+def _table(listed: Listed, columns: Columns, index: str) -> Table:
   numbers = np.arange(len(listed.names), dtype=np.int32)
   columns["file"] = np.repeat(numbers, listed.records) if listed.records else numbers
   if listed.labels is not None:
     columns["label"] = listed.labels
   if listed.digest is not None:
     columns["digest"] = listed.digest
-  return Table(root=listed.root, names=listed.names, index=str(index), **columns)
+  return Table(root=listed.root, names=listed.names, index=index, **columns)
 
 
 def _scan(listed: Listed, show: Show | None, *, verify: bool) -> Columns:

@@ -1,6 +1,6 @@
 """A writer of TFRecords from a folder of images, in TFDS's layout but without TensorFlow.
 
-write_shards(images, "sets", name="imagenet") makes sets/imagenet/1.0.0 with
+write_shards("imagenet", "sets", name="imagenet") makes sets/imagenet/1.0.0 with
 imagenet-train.tfrecord-00000-of-01252 ..., dataset_info.json, features.json and label.labels.txt,
 for `tfrecord.open_tfds` and `tfds.builder_from_directory`. Network drives read and copy a few
 large files many times faster than a million small ones.
@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxspeed.data.disk.index import Show
 from jaxspeed.data.disk.prepared import VERSION, Prepared, digest_of, is_current, time_of
-from jaxspeed.data.disk.sources import ImageSet
+from jaxspeed.data.disk.sources import ImageSet, open_images
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.protobuf import field, make_frames, varint
 from jaxspeed.data.formats.tfrecord import FILE_NAME
@@ -48,7 +48,7 @@ def shards_folder(destination: str | os.PathLike[str], name: str) -> pathlib.Pat
 
 
 def write_shards(
-  images: ImageSet,
+  source: str | os.PathLike[str],
   destination: str | os.PathLike[str],
   *,
   name: str,
@@ -62,16 +62,17 @@ def write_shards(
   classes. Images without a readable header are left out.
 
   Args:
-    images: the data set, as `sources.open_images` returns it with `anew`.
+    source: a folder of images, as in `sources.open_images`.
     destination: TFDS's data_dir.
     name: name of the data set: lower-case letters, digits and underscores.
     shards: shards of each split, at most one for each image; 0: one for each 1,024 images.
     workers: number of processes.
-    show: as in `follow`.
+    show: as in `follow`, after the same for the headers.
 
   Raises:
-    UserError: as in `follow`; or an image can no longer be read.
+    UserError: as in `open_images` and `follow`; or an image can no longer be read.
   """
+  images = open_images(name=name, path=os.fspath(source), cache="", show=show, anew=True)
   _check(images, name)
   folder, root = shards_folder(destination, name), pathlib.Path(images.table.root)
   refuse_nested(folder, root)

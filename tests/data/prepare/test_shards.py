@@ -18,8 +18,9 @@ from jaxspeed.errors import UserError
 @pytest.fixture
 def images(tmp_path):
   source = small_set(tmp_path / "source", train=60, held_out=5)
-  write(source, {"train/b/broken.jpg": b"", "val/a/as png.jpg": encoded(smooth(9, 8), "PNG")})
-  return open_images(name="", path=str(source), cache=str(tmp_path / "cache"))
+  return write(
+    source, {"train/b/broken.jpg": b"", "val/a/as png.jpg": encoded(smooth(9, 8), "PNG")}
+  )
 
 
 def records_of(shard):
@@ -100,24 +101,21 @@ def test_names_that_tfds_does_not_take(tmp_path, images, name):
 def test_classes_that_are_no_line_of_text(tmp_path, name):
   data = encoded(smooth(9, 8))
   source = write(tmp_path / "source", {f"{split}/{name}/x.jpg": data for split in ("train", "val")})
-  opened = open_images(name="", path=str(source), cache=str(tmp_path / "cache"))
   with pytest.raises(UserError, match="cannot be a line of label.labels.txt"):
-    write_shards(opened, tmp_path, name="tiny")
+    write_shards(source, tmp_path, name="tiny")
 
 
 def test_an_image_that_goes_meanwhile_is_named(tmp_path, images):
-  (tmp_path / "source" / "train" / "a" / "002.jpg").unlink()
+  gone = images / "train/a/002.jpg"
   with pytest.raises(UserError, match="train/a/002.jpg cannot be read .No such file"):
-    write_shards(images, tmp_path / "sets", name="tiny")
+    write_shards(images, tmp_path / "sets", name="t", show=lambda *_: gone.unlink(missing_ok=True))
   assert not list((tmp_path / "sets").rglob("*.tfrecord*"))
 
 
 def test_shards_are_not_packed_again(tmp_path, images):
   write_shards(images, tmp_path / "sets", name="tiny")
-  folder = shards_folder(tmp_path / "sets", "tiny")
-  opened = open_images(name="", path=str(folder), cache=str(tmp_path / "cache2"))
   with pytest.raises(UserError, match="holds shards already"):
-    write_shards(opened, tmp_path / "again", name="tiny")
+    write_shards(shards_folder(tmp_path / "sets", "tiny"), tmp_path / "again", name="tiny")
 
 
 def test_tfds_reads_the_shards(tmp_path, images):
