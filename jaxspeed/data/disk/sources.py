@@ -263,7 +263,8 @@ def _difference(made: Prepared, root: pathlib.Path) -> str:
     return f"there were {made.originals:,} then, and now {len(names):,}"
   if digest_of(names) != made.digest:
     return "there were images of other names"
-  sample = random.Random(0).sample(names.decoded(), min(len(names), _SAMPLE))
+  numbers = random.Random(0).sample(range(len(names)), min(len(names), _SAMPLE))
+  sample = [os.fsdecode(names[number]) for number in numbers]
   with ThreadPoolExecutor(_STAT_THREADS) as pool:
     times = pool.map(time_of, [os.path.join(root, name) for name in sample])
     pairs = zip(sample, times, strict=True)

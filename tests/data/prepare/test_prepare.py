@@ -69,50 +69,40 @@ def wait_for(condition, seconds=60):
     time.sleep(0.002)
 
 
+def lives(group):
+  """Whether a process of a group has not ended."""
+  try:
+    os.killpg(group, 0)
+  except ProcessLookupError:
+    return False
+  return True
+
+
 def count(out):
   return sum(1 for path in out.rglob("*.jpg"))
 
 
-def test_a_run_that_is_killed_ends_in_the_same_bytes(tmp_path, many):
-  undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+def test_a_run_that_is_stopped_ends_in_the_same_bytes_and_so_do_its_workers(tmp_path, many):
+  undisturbed, stopped = tmp_path / "undisturbed", tmp_path / "stopped"
   resize(many, undisturbed, sizes=(100, 200))
-  for copies in (1, 80, 160):  # of 280
-    process = start_resize(many, killed)
-    wait_for(lambda copies=copies: count(killed) >= copies)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert copies <= count(killed) < 280
-    for name, content in images_in(killed).items():
+  for copies, kill, number in (
+    (1, os.killpg, signal.SIGINT),
+    (100, os.kill, signal.SIGKILL),
+    (200, os.killpg, signal.SIGKILL),
+  ):
+    process = start_resize(many, stopped)
+    wait_for(lambda copies=copies: count(stopped) >= copies)
+    kill(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    if number == signal.SIGINT:
+      assert (process.returncode, err) == (130, "jaxspeed: stopped by Ctrl-C.\n")
+    wait_for(lambda pid=process.pid: not lives(pid))
+    assert copies <= count(stopped) < 280
+    for name, content in images_in(stopped).items():
       assert content == (undisturbed / name).read_bytes()
-  process = start_resize(many, killed)
+  process = start_resize(many, stopped)
   assert process.wait(timeout=60) == 0, process.communicate()
-  found, expected = tree(killed), tree(undisturbed)
-  assert found == expected
-
-
-def test_workers_end_when_their_parent_is_killed(tmp_path, many):
-  process = start_resize(many, tmp_path / "out")
-  wait_for(lambda: count(tmp_path / "out") > 0)
-  process.kill()
-  process.communicate()
-
-  def ended():
-    try:
-      os.killpg(process.pid, 0)
-    except ProcessLookupError:
-      return True
-    return False
-
-  wait_for(ended, seconds=60)
-
-
-def test_ctrl_c_is_one_sentence(tmp_path, many):
-  process = start_resize(many, tmp_path / "out")
-  wait_for(lambda: count(tmp_path / "out") > 0)
-  os.killpg(process.pid, signal.SIGINT)
-  _, err = process.communicate(timeout=60)
-  assert (process.returncode, err) == (130, "jaxspeed: stopped by Ctrl-C.\n")
+  assert tree(stopped) == tree(undisturbed)
 
 
 def full_after(monkeypatch, writes):
