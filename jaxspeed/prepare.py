@@ -17,8 +17,7 @@ from rich.console import Console
 
 from jaxspeed.config import flags as command_line
 from jaxspeed.data import remote
-from jaxspeed.data.disk.prepared import QUALITY
-from jaxspeed.data.prepare.resize import resize
+from jaxspeed.data.prepare.resize import QUALITY, resize
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
 from jaxspeed.data.prepare.writing import Broken, Done, broken_headers, write_index
 from jaxspeed.data.table import Listed, Table

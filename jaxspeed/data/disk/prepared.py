@@ -21,7 +21,6 @@ from jaxspeed.files import dump_json, read_json, write_atomically
 
 # The version folder that TFDS's layout needs; `prepare shards` writes no other.
 VERSION = "1.0.0"
-QUALITY = 75  # the default of `prepare resize`
 
 _Whole = Annotated[int, pydantic.Field(ge=0)]
 
@@ -33,8 +32,7 @@ class Prepared:
   Attributes:
     kind: the command.
     uri: the folder of the originals; a URI, because its name need not be UTF-8.
-    setting: quality of the copies; number of shards requested, 0 for the default.
-    sizes: short sides of the copies that are made together; () for shards.
+    flags: the command's flags that decide what the files hold.
     originals: number of the originals.
     digest: digest of their names, `digest_of`.
     newest: their latest modification time, in ns.
@@ -43,8 +41,7 @@ class Prepared:
 
   kind: Literal["resize", "shards"]
   uri: str
-  setting: _Whole
-  sizes: tuple[_Whole, ...]
+  flags: tuple[str, ...]
   originals: _Whole
   digest: str
   newest: _Whole = 0
@@ -106,14 +103,9 @@ def is_current(path: str, original: int) -> bool:
 
 def mending(folder: pathlib.Path, made: Prepared) -> str:
   """Return the command that updates a folder: that of one size, or NAME/VERSION of shards."""
-  words = [shlex.quote(made.source)]
-  if made.kind == "shards":
-    words += [shlex.quote(str(folder.parent.parent)), f"--name={shlex.quote(folder.parent.name)}"]
-    words += [f"--shards={made.setting}"] * bool(made.setting)
-  else:
-    words += [shlex.quote(str(folder.parent)), f"--sizes={','.join(map(str, made.sizes))}"]
-    words += [f"--quality={made.setting}"] * (made.setting != QUALITY)
-  return f"python -m jaxspeed.prepare {made.kind} {' '.join(words)}"
+  destination = folder.parents[1 if made.kind == "shards" else 0]
+  words = (made.kind, made.source, str(destination), *made.flags)
+  return f"python -m jaxspeed.prepare {shlex.join(words)}"
 
 
 def refuse_half_made(root: pathlib.Path) -> None:

@@ -18,13 +18,14 @@ from typing import NamedTuple
 from PIL import Image
 
 from jaxspeed.data.disk.index import Show
-from jaxspeed.data.disk.prepared import QUALITY, Prepared, digest_of, is_current
+from jaxspeed.data.disk.prepared import Prepared, digest_of, is_current
 from jaxspeed.data.disk.sources import list_images
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.prepare.writing import Broken, Done, Made, follow, refuse_nested
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded, open_regular, write_atomically
 
+QUALITY = 75  # the default
 # libjpeg scales by 1/2, 1/4 or 1/8 in the DCT. Decoding to at least twice the copy's size has an
 # error of 44 dB (JPEG's own at quality 75: 31 dB); to once its size, 37 dB and 3 % less sharpness.
 _DECODED = 2
@@ -60,16 +61,12 @@ def make_copies(encoded: bytes, sizes: Sequence[int], *, quality: int) -> dict[i
     loaded = pixels.load(image)
   copies = dict.fromkeys(sizes, encoded)
   for size, shape in shapes.items():
-    resized = loaded.resize(shape, Image.Resampling.BILINEAR, box)
-    copies[size] = _encode(pixels.upright(resized, orientation), quality)
+    resized = pixels.upright(loaded.resize(shape, Image.Resampling.BILINEAR, box), orientation)
+    resized.info = {}  # otherwise the original's comment would be in every copy
+    buffer = io.BytesIO()
+    resized.save(buffer, "JPEG", quality=quality)
+    copies[size] = buffer.getvalue()
   return copies
-
-
-def _encode(image: Image.Image, quality: int) -> bytes:
-  image.info = {}  # otherwise the original's comment would be in every copy
-  buffer = io.BytesIO()
-  image.save(buffer, "JPEG", quality=quality)
-  return buffer.getvalue()
 
 
 def resize(
@@ -107,21 +104,14 @@ def resize(
       f"{source} has no train/: name a folder of train/CLASS/*.jpg and val/CLASS/*.jpg; prepare "
       "shards takes class folders without a split."
     )
-  names, digest = listed.names.decoded(), digest_of(listed.names)
-  made = Prepared("resize", source.absolute().as_uri(), quality, tuple(sizes), len(names), digest)
+  names, uri = listed.names.decoded(), source.absolute().as_uri()
+  flags = (f"--sizes={','.join(map(str, sizes))}", *[f"--quality={quality}"] * (quality != QUALITY))
+  made = Prepared("resize", uri, flags, len(names), digest_of(listed.names))
   roots = dict(zip(sizes, map(str, folders), strict=True))
-  jobs = [
-    _Job(str(source), roots, quality, names[i : i + _CHUNK]) for i in range(0, len(names), _CHUNK)
-  ]
+  parts = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
+  jobs = [_Job(str(source), roots, quality, part) for part in parts]
   return follow(
-    folders,
-    made,
-    jobs,
-    _resize,
-    names=names,
-    workers=workers,
-    show=show,
-    notes=listed.notes,
+    folders, made, jobs, _resize, names=names, workers=workers, show=show, notes=listed.notes
   )
 
 

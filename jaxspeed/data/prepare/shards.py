@@ -88,8 +88,9 @@ def write_shards(
         _file_names(name, split, number), np.array_split(order, number), strict=True
       )
     ]
-  names = images.table.names
-  made = Prepared("shards", root.absolute().as_uri(), shards, (), len(names), digest_of(names))
+  names, uri = images.table.names, root.absolute().as_uri()
+  flags = (f"--name={name}", *[f"--shards={shards}"] * bool(shards))
+  made = Prepared("shards", uri, flags, len(names), digest_of(names))
   numbers = " and ".join(f"{len(each)} of {split}" for split, each in jobs.items())
   return follow(
     [folder],

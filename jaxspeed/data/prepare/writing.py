@@ -147,7 +147,7 @@ def _refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
   """Return how the files in a folder were made, if there are any.
 
   Raises:
-    UserError: they have another source or setting than `made`, or `prepare` did not write them.
+    UserError: they have another source or other flags than `made`, or `prepare` did not write them.
   """
   stored = read_prepared(folder)
   if stored is None:
@@ -161,7 +161,7 @@ def _refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
   # are the same, it was moved.
   there = os.path.isdir(stored.source)
   same = os.path.samefile(stored.source, made.source) if there else stored.digest == made.digest
-  if not same or (stored.kind, stored.setting) != (made.kind, made.setting):
+  if not same or (stored.kind, stored.flags) != (made.kind, made.flags):
     raise UserError(
       f"{folder} holds what {mending(folder, stored)} makes: remove it, or name another folder."
     )

@@ -108,12 +108,6 @@ def out(tmp_path, source):
   return tmp_path / "set-sz"
 
 
-def test_copies_of_another_size_are_added(tmp_path, source, out):
-  assert resize(source, out, sizes=(8, 16)).made == 15
-  resize(source, tmp_path / "fresh", sizes=(8, 16))
-  assert tree(out) == tree(tmp_path / "fresh")
-
-
 def test_images_without_originals_are_refused_and_stay(tmp_path, source, out):
   for path in (*source.glob("train/c/*"), *source.glob("val/c/*"), source / "train/a/1.jpg"):
     path.unlink()
