@@ -288,6 +288,7 @@ def test_damaged_shards_are_named_and_not_stored(tmp_path, opened):
     (in_length, "is damaged: record 0 does not fit its checksum"),
     (whole * 2, "holds 6 records and dataset_info.json promises 3"),
     (b"", "holds 0 records and dataset_info.json promises 3"),
+    (3 * tiny_sets.frame(b"no Example"), "record 0 is not a labelled image"),
   ):
     shard.write_bytes(content)
     with pytest.raises(UserError, match=f"{shard.name}:? {message}"):
@@ -300,11 +301,3 @@ def test_damaged_shards_are_named_and_not_stored(tmp_path, opened):
   with pytest.raises(UserError, match=f"{shard.name} cannot be read .*the data set is not compl"):
     opened(folder)
   assert not list((tmp_path / "cache").iterdir())
-
-
-def test_a_record_that_is_no_image_is_named(tmp_path, opened):
-  folder = as_shards(tmp_path / "1.0.0", small_files(), "test")
-  shard = folder / "insects-train.tfrecord-00001-of-00002"
-  shard.write_bytes(b"".join(tiny_sets.frame(b"no Example") for _ in range(3)))
-  with pytest.raises(UserError, match="record 0 is not a labelled image"):
-    opened(folder)

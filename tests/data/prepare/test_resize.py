@@ -44,13 +44,6 @@ def test_a_folder_of_copies(tmp_path):
       assert decoded(copy)[2].shape == (size, 50 * size // 40, 3)
 
 
-def test_processes_write_what_one_writes(tmp_path):
-  source = small_set(tmp_path / "source", train=80)
-  for workers in (1, 2):
-    resize(source, tmp_path / str(workers), sizes=(16, 32), workers=workers)
-  assert tree(tmp_path / "1") == tree(tmp_path / "2")
-
-
 def test_broken_images_are_left_out_and_listed(tmp_path):
   broken = broken_files()
   source = write(small_set(tmp_path / "source"), broken)
