@@ -4,7 +4,6 @@ Each function raises a UserError with one sentence on what was lost, missing or 
 """
 
 import contextlib
-import functools
 import importlib
 import os
 import pathlib
@@ -88,35 +87,30 @@ def upload(folder: pathlib.Path, url: str, *, show: Callable[[int, int], None]) 
     with contextlib.suppress(FileNotFoundError):
       if _cat(f"{url}/{_LABELS}") != (folder / _LABELS).read_bytes():
         raise UserError(f"{url} holds a data set with other classes: name another address.")
-    files, root = _files(url)
     with contextlib.suppress(FileNotFoundError):
-      _again(functools.partial(files.rm_file, f"{root}/{INFO}"))
+      _again(f"{url}/{INFO}", lambda files, path: files.rm_file(path))
     for number, name in enumerate(names):
-      _again(functools.partial(files.put_file, str(folder / name), f"{root}/{name}"))
+      local = str(folder / name)
+      _again(f"{url}/{name}", lambda files, path, local=local: files.put_file(local, path))
       show(number + 1, len(names))
-
-
-def _files(url: str) -> tuple[Any, str]:
-  """Return fsspec's file system of an address, and the path in it."""
-  return importlib.import_module("fsspec").core.url_to_fs(url)
 
 
 def _cat(url: str, begin: int | None = None, end: int | None = None) -> bytes:
   """Return the bytes of an object; what fsspec raises passes."""
-  files, path = _files(url)
-  return _again(functools.partial(files.cat_file, path, start=begin, end=end))
+  return _again(url, lambda files, path: files.cat_file(path, start=begin, end=end))
 
 
-def _again(call: Callable[[], Any]) -> Any:
-  """Call a function; after an error of the network, call it again."""
+def _again(url: str, call: Callable[..., Any]) -> Any:
+  """Call a function with fsspec's file system and a path; after an error of the network, again."""
+  files, path = importlib.import_module("fsspec").core.url_to_fs(url)
   for pause in _PAUSES:
     try:
-      return call()
+      return call(files, path)
     except (FileNotFoundError, PermissionError):
       raise
     except Exception:  # libraries of clouds raise almost anything
       time.sleep(pause)
-  return call()
+  return call(files, path)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 Only this module imports TensorFlow, when a stream is made.
 """
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -40,18 +41,13 @@ def import_tensorflow() -> Any:
   try:
     with held():
       tf = importlib.import_module("tensorflow")
-      _hide_gpus(tf)
+      with contextlib.suppress(RuntimeError):  # after its first operation; they are hidden by then
+        tf.config.set_visible_devices([], "GPU")
   except ImportError as error:
     raise UserError(
       f"reading images from disk needs TensorFlow, which cannot be imported ({error}): {_ADVICE}"
     ) from error
   return tf
-
-
-@functools.cache
-def _hide_gpus(tf: Any) -> None:
-  """Hide the GPUs, once: TensorFlow refuses this after its first operation."""
-  tf.config.set_visible_devices([], "GPU")
 
 
 def _decode(tf: Any, encoded: Any, box: Any, *, mixed: bool, ratio: int = 1) -> Any:

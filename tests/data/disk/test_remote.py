@@ -136,10 +136,10 @@ def test_an_upload_that_breaks_off_leaves_no_set(uploaded, tmp_path, monkeypatch
   upload = functools.partial(remote.upload, folder, URL, show=lambda *_: None)
   calls = itertools.count(1)
 
-  def again(call):
+  def again(*call, real=remote._again):
     if next(calls) == 10:  # of the labels, of removing the description, of eight files
       raise OSError("lost")
-    return call()
+    return real(*call)
 
   with monkeypatch.context() as patched:
     patched.setattr(remote, "_again", again)
