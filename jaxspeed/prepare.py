@@ -36,12 +36,8 @@ def main() -> None:
     "quality", QUALITY, "resize: quality of the JPEGs.", lower_bound=1, upper_bound=100
   )
   name = flags.DEFINE_string("name", "images", "shards: the name of the data set.")
-  shards = flags.DEFINE_integer(
-    "shards",
-    0,
-    "shards: number of files of each split; 0: one for each 1,024 images.",
-    lower_bound=0,
-  )
+  help_text = "shards: number of files of each split; 0: one for each 1,024 images."
+  shards = flags.DEFINE_integer("shards", 0, help_text, lower_bound=0, upper_bound=99_999)
   workers = flags.DEFINE_integer(
     "workers", usable_cpus(), "Processes; the default is one for each core.", lower_bound=1
   )

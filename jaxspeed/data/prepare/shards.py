@@ -82,12 +82,11 @@ def write_shards(
     order = np.random.RandomState(0).permutation(len(table))
     number = min(shards or -(-len(order) // _IMAGES_A_SHARD), len(order))
     labels = np.where(table.width > 0, table.label, _LEFT_OUT)
-    jobs[split] = [
-      _Shard(str(folder / each), [*map(table.full_path, rows.tolist())], labels[rows].tolist())
-      for each, rows in zip(
-        _file_names(name, split, number), np.array_split(order, number), strict=True
-      )
-    ]
+    jobs[split] = []
+    for i, rows in enumerate(np.array_split(order, number)):
+      path = folder / f"{name}-{split}.tfrecord-{i:05}-of-{number:05}"
+      paths = [*map(table.full_path, rows.tolist())]
+      jobs[split].append(_Shard(str(path), paths, labels[rows].tolist()))
   names, uri = images.table.names, root.absolute().as_uri()
   flags = (f"--name={name}", *[f"--shards={shards}"] * bool(shards))
   made = Prepared("shards", uri, flags, len(names), digest_of(names))
@@ -131,11 +130,6 @@ def _check(images: ImageSet, name: str) -> None:
         f"the class {each!r} cannot be a line of label.labels.txt: rename its folders without "
         "spaces at the ends, and in characters that can be printed."
       )
-
-
-def _file_names(name: str, split: str, shards: int) -> list[str]:
-  digits = max(5, len(str(shards)))
-  return [f"{name}-{split}.tfrecord-{i:0{digits}d}-of-{shards:0{digits}d}" for i in range(shards)]
 
 
 def _write_shard(shard: _Shard) -> Made:
