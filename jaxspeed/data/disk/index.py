@@ -45,56 +45,57 @@ Show = Callable[[int, int], None]
 Columns = dict[str, np.ndarray]
 
 
-def open_table(
-  listed: Listed,
-  cache: pathlib.Path,
-  *,
-  show: Show | None = None,
-  anew: bool = False,
-  beside: bool = False,
-) -> Table:
+def open_table(listed: Listed, cache: pathlib.Path, show: Show | None = None) -> Table:
   """Return the table of listed images, from an index, or from their headers.
 
   Args:
     listed: the files.
     cache: the folder of indices that are not beside their images.
     show: called with the number of headers read and the total.
-    anew: whether to read the headers despite an index, because files may have changed, and to store
-      none.
-    beside: whether to write the index beside the images, after the same, and to verify the
-      checksums of shards.
 
   Raises:
-    UserError: a file cannot be opened, a shard is damaged, or the index beside the images cannot be
-      written.
+    UserError: as in `read_headers`.
   """
-  own = listed.place / ".jaxspeed" / "images.npz"
   entry = npz.entry_of(cache, "images", listed.place)
-  if anew:
-    return _table(listed, _scan(listed, show, verify=False), "")
   # The processes of a host wait for the first, which reads the headers.
   with locked_folder(cache):
-    for path in () if beside else (own, entry):
+    for path in (_own(listed), entry):
       try:
         if path.is_file():
-          return _table(listed, _stored(listed, path), str(path))
+          return _table(listed, _stored(listed, path), path)
       except ValueError as error:
         _log.warning(
           "the index %s is not used (%s): headers are read again; python -m jaxspeed.prepare index "
           "renews one that is beside its images",
           *(path, error),
         )
-    columns = _scan(listed, show, verify=beside)
-    arrays = columns | {"names": listed.names.text, "stats": _stats(listed)}
-    path = own if beside else entry
-    try:
-      (npz.write if beside else npz.store)(path, arrays, {})
-    except OSError as error:
-      raise UserError(
-        f"{path} cannot be written ({error.strerror or error}): make its folder writable, or train "
-        "without an index there."
-      ) from error
-  return _table(listed, columns, str(path))
+    columns = _scan(listed, show)
+    npz.store(entry, columns | _state(listed), {})
+  return _table(listed, columns, entry)
+
+
+def read_headers(listed: Listed, show: Show | None = None, *, store: bool = False) -> Table:
+  """Return the table of listed images from their headers: an index may be out of date.
+
+  With `store`, write the index beside the images, and verify the checksums of shards.
+
+  Raises:
+    UserError: a file cannot be opened, a shard is damaged, or the index cannot be written.
+  """
+  columns, path = _scan(listed, show, verify=store), _own(listed)
+  try:
+    if store:
+      npz.write(path, columns | _state(listed), {})
+  except OSError as error:
+    raise UserError(
+      f"{path} cannot be written ({error.strerror or error}): make its folder writable, or train "
+      "without an index there."
+    ) from error
+  return _table(listed, columns, path)
+
+
+def _own(listed: Listed) -> pathlib.Path:
+  return listed.place / ".jaxspeed" / "images.npz"
 
 
 def _stored(listed: Listed, path: pathlib.Path) -> Columns:
@@ -104,7 +105,7 @@ def _stored(listed: Listed, path: pathlib.Path) -> Columns:
     ValueError: the index must not be used; the message says why.
   """
   found, _ = npz.read(path)
-  for name, now in {"names": listed.names.text, "stats": _stats(listed)}.items():
+  for name, now in _state(listed).items():
     if not np.array_equal(found.get(name, now[:0])[: len(now)], now):
       raise ValueError("it was made from other files, or an older state of these")
   wanted = _IN_SHARD if listed.records else _HEADER
@@ -115,25 +116,26 @@ def _stored(listed: Listed, path: pathlib.Path) -> Columns:
   return columns
 
 
-def _stats(listed: Listed) -> Int64[np.ndarray, "shards 2"]:
-  """Return sizes and times of shards on this machine, in whole seconds, as in tar."""
+def _state(listed: Listed) -> dict[str, np.ndarray]:
+  """Return names, and of shards on this machine sizes and times, in whole seconds, as in tar."""
   local = listed.records and not remote.is_remote(listed.root)
   names = listed.names.decoded() if local else []
   stats = [os.stat(os.path.join(listed.root, name)) for name in names]
-  return np.array([(each.st_size, int(each.st_mtime)) for each in stats], np.int64).reshape(-1, 2)
+  rows = np.array([(each.st_size, int(each.st_mtime)) for each in stats], np.int64)
+  return {"names": listed.names.text, "stats": rows.reshape(-1, 2)}
 
 
-def _table(listed: Listed, columns: Columns, index: str) -> Table:
+def _table(listed: Listed, columns: Columns, index: pathlib.Path) -> Table:
   numbers = np.arange(len(listed.names), dtype=np.int32)
   columns["file"] = np.repeat(numbers, listed.records) if listed.records else numbers
   if listed.labels is not None:
     columns["label"] = listed.labels
   if listed.digest is not None:
     columns["digest"] = listed.digest
-  return Table(root=listed.root, names=listed.names, index=index, **columns)
+  return Table(root=listed.root, names=listed.names, index=str(index), **columns)
 
 
-def _scan(listed: Listed, show: Show | None, *, verify: bool) -> Columns:
+def _scan(listed: Listed, show: Show | None, *, verify: bool = False) -> Columns:
   """Read the headers of all images, in processes where there are many."""
   _log.info("reading the headers of %s images of %s", f"{listed.images:,}", listed.place)
   names = listed.names.decoded()

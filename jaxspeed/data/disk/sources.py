@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from jaxspeed.data import remote
-from jaxspeed.data.disk.index import Show, open_table
+from jaxspeed.data.disk.index import Show, open_table, read_headers
 from jaxspeed.data.disk.prepared import (
   Prepared,
   digest_of,
@@ -97,7 +97,7 @@ def open_images(
     cache: folder of indices; '' means ~/.cache/jaxspeed/data.
     show: called with the number of headers read and the total.
     tune: whether to evaluate on a share of the training images; no evaluation split is needed.
-    anew: as in `index.open_table`; copies and shards are not compared with their originals then.
+    anew: whether to read all headers, whatever is in the index, and to compare no originals.
     share: share of each class to hold out, where images are.
 
   Raises:
@@ -107,9 +107,11 @@ def open_images(
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
   with readable(path or name):
     listed = _find(name, path, folder, tune)
-    if not anew:
+    if anew:
+      table = read_headers(listed, show)
+    else:
       _require_fitting(listed)
-    table = open_table(listed, folder, show=show, anew=anew)
+      table = open_table(listed, folder, show)
   names = _checked_names(listed, table) if listed.records else listed.class_names
   train = evaluation = table.take(slice(listed.train))
   if not tune and listed.train is not None:

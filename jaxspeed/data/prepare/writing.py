@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxspeed.data.disk.index import Show, open_table
+from jaxspeed.data.disk.index import Show, read_headers
 from jaxspeed.data.disk.prepared import Prepared, mending, read_prepared, write_prepared
 from jaxspeed.data.disk.sources import list_images
 from jaxspeed.data.formats.folders import readable
@@ -41,11 +41,11 @@ def write_index(folder: pathlib.Path, show: Show | None = None) -> tuple[Listed,
   """Read all headers of a folder, and write the index beside its images.
 
   Raises:
-    UserError: as in `sources.list_images` and `index.open_table`.
+    UserError: as in `sources.list_images` and `index.read_headers`.
   """
   with readable(folder):
     listed = list_images(folder)
-    return listed, open_table(listed, folder, show=show, beside=True)
+    return listed, read_headers(listed, show, store=True)
 
 
 class Made(NamedTuple):
