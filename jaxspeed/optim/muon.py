@@ -71,8 +71,8 @@ def newton_schulz(
 ) -> Float[Array, "layers height width"]:
   """Map each matrix U S V^T to about U V^T: singular values between 0 and 1 move close to 1.
 
-  It repeats X <- a X + (b X X^T + c (X X^T)^2) X three times, as in Keller Jordan's Muon. The
-  polynomial is odd, so a transposed matrix gives the transposed result.
+  It repeats X <- P X with P = a I + b X X^T + c (X X^T)^2 three times, as in Keller Jordan's Muon.
+  The polynomial is odd, so a transposed matrix gives the transposed result.
 
   Args:
     x: matrices of Frobenius norm 1, no higher than wide, in the dtype of the products.
@@ -81,12 +81,25 @@ def newton_schulz(
   a, b, c = coefficients
   sums = accumulation(x.dtype)
   identity = jnp.eye(x.shape[1], dtype=sums)
-  for _ in range(NEWTON_SCHULZ_STEPS):
-    gram = jnp.matmul(x, x.mT)
-    square = jnp.matmul(gram, gram, preferred_element_type=sums)
+
+  def factor(gram):
     # Adding a I to the factor, in place of a X to the product, saves a pass over the stack.
-    factor = a * identity + b * gram.astype(sums) + c * square
-    x = jnp.matmul(factor.astype(x.dtype), x)
+    square = jnp.matmul(gram, gram, preferred_element_type=sums)
+    return (a * identity + b * gram.astype(sums) + c * square).astype(x.dtype)
+
+  if x.dtype == sums and x.shape[2] > 2 * x.shape[1]:
+    # P commutes with X X^T, so the next X X^T is P X X^T P: two wide products in place of six.
+    # Three matrices of 512 x 4608 take 49 ms in place of 100 (float32, EPYC of family 26, 2 cores).
+    # Half precision would lose small singular values in X X^T.
+    gram = jnp.matmul(x, x.mT)
+    product = step = factor(gram)
+    for _ in range(NEWTON_SCHULZ_STEPS - 1):
+      gram = step @ gram @ step
+      step = factor(gram)
+      product = step @ product
+    return product @ x
+  for _ in range(NEWTON_SCHULZ_STEPS):
+    x = jnp.matmul(factor(jnp.matmul(x, x.mT)), x)
   return x
 
 
