@@ -197,8 +197,6 @@ def _contradictions(c: Values) -> Iterator[tuple[str, str]]:
   for name in ("data.mean", "data.std"):
     if c["data.feed"] == "stream" and not c[name]:
       yield f"{name} data.feed", "it is not computed for a stream: set three numbers"
-  if c["data.feed"] == "stream" and c["model.whiten"] is True:
-    yield "model.whiten data.feed", "a stream has no first images: set it to False"
   pixels = min(c["whitening.images"], c["data.train_images"]) * c["data.image_size"] ** 2
   if whitens(c) and pixels >= 2**31:
     yield "data.image_size whitening.images", "these are too many pixels to whiten: set one lower"

@@ -31,7 +31,7 @@ from jaxspeed.feeds.train_streams import TrainStreams
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase
 from jaxspeed.records.console import progress_bar
-from jaxspeed.steps.init import init_state
+from jaxspeed.steps.init import images_for_init, init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.outcomes import EvalResult
 from jaxspeed.steps.programs import batch_step, on_mesh
@@ -59,7 +59,7 @@ class StreamFeed(Feed):
     self._init = on_mesh(init_state, spec)
     shapes = (
       jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
-      jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8, sharding=everywhere),
+      jax.ShapeDtypeStruct((images_for_init(spec), size, size, 3), jnp.uint8, sharding=everywhere),
     )
     state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere)
@@ -115,8 +115,11 @@ class StreamFeed(Feed):
       self._loading.result()
 
   def init(self, seed: int) -> TrainState:
-    size = self.spec.plan.phases[0].image_size
-    arguments = (seed_key(seed), np.zeros((1, size, size, 3), np.uint8))
+    count, size = images_for_init(self.spec), self.spec.plan.phases[0].image_size
+    images = np.zeros((count, size, size, 3), np.uint8)
+    if count > 1 and not self.spec.config.data.synthetic:
+      images = self._streams.first_images(seed, 0, count).image
+    arguments = (seed_key(seed), images)
     return self._ahead["init"].call(*mesh_lib.replicate(arguments, self.spec.mesh))
 
   def wait_for(self, step: int) -> list[str]:

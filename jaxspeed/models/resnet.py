@@ -3,7 +3,8 @@
 The definition is torchvision's, paddings and initial values included, so that weights can be
 exchanged; the head starts as torchvision's with `head_init` "uniform". Sources of the options:
 `zero_init` and `head_init` "normal" Goyal et al. 2017 (1706.02677), imagenet18's --init-bn0;
-`blurpool` Zhang 2019 (1904.11486) as in libffcv/ffcv-imagenet, train_imagenet.py.
+`blurpool` Zhang 2019 (1904.11486) as in libffcv/ffcv-imagenet, train_imagenet.py; `whiten` airbench
+(2404.00498), whose filters have a negative each, at ResNet's stride.
 """
 
 import functools
@@ -26,6 +27,7 @@ from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.layers.norm import Norm
 from jaxspeed.models.layers.plain import Layers, with_layers
 from jaxspeed.models.layers.pool import blur_pool, with_strided
+from jaxspeed.models.layers.whiten import Whiten, init_whitening
 
 # Blocks in each of the four stages; with 50 layers or more they are bottlenecks.
 STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
@@ -107,15 +109,20 @@ class Block(nn.Module):
 
 
 class Stem(nn.Module):
-  """7x7 convolution of stride 2, norm, ReLU, 3x3 max pool of stride 2: the side shrinks to 1/4."""
+  """7x7 convolution of stride 2, norm, ReLU, 3x3 max pool of stride 2: the side shrinks to 1/4.
 
+  After a whitening, which has the stride, the convolution is 3x3.
+  """
+
+  whitened: bool
   features: int
   conv: functools.partial[Conv]
   norm: functools.partial[Norm]
 
   @nn.compact
   def __call__(self, x: Float[Array, "n h w 3"]) -> Float[Array, "n h4 w4 o"]:
-    x = self.conv(self.features, 7, 2, name="conv")(x)
+    size, strides = (3, 1) if self.whitened else (7, 2)
+    x = self.conv(self.features, size, strides, name="conv")(x)
     return NormReluMaxPool(name="norm", **self.norm.keywords)(x)
 
 
@@ -150,6 +157,9 @@ class ResNet(nn.Module):
   """starts the last norm of each block at scale 0, so that a block starts as its shortcut"""
   blurpool: bool = False
   """blurs the input of each strided convolution of 16 channels or more"""
+  whiten: bool = False
+  """replaces the first convolution with a frozen 3x3 whitening of stride 2, with both signs of each
+  of its 27 numbers after a ReLU, and a 3x3 convolution"""
   head_init: Literal["normal", "uniform"] = "normal"
   """initial weights of the last layer: normal with standard deviation 0.01, or uniform within
   1 / sqrt(inputs)"""
@@ -178,7 +188,10 @@ class ResNet(nn.Module):
         splits=self.ghost_splits,
       )
 
-    x = Stem(self.width, conv, norm_of("stem"), name="stem")(x)
+    if self.whiten:
+      x = Whiten(strides=2, dtype=self.dtype, name="whiten")(x)
+      x = relu(jnp.concatenate([x, -x], axis=-1))
+    x = Stem(self.whiten, self.width, conv, norm_of("stem"), name="stem")(x)
     for number, blocks in enumerate(STAGES[self.depth], 1):
       part = f"stage{number}"
       block = functools.partial(
@@ -205,6 +218,7 @@ class ResNet(nn.Module):
     return head(x)
 
   param_groups = staticmethod(groups_by_name)
+  init_from_images = staticmethod(init_whitening)
 
   def param_layers(self, params: PyTree) -> PyTree:
     """The layer of each parameter, as timm counts them: the stem is 0, each block one, the head."""
@@ -214,6 +228,6 @@ class ResNet(nn.Module):
       part, block = path[0].key, path[1].key
       if part.startswith("stage"):
         return firsts[int(part[-1]) - 1] + int(block.removeprefix("block")) - 1
-      return 0 if part == "stem" else head
+      return 0 if part in ("whiten", "stem") else head
 
     return jax.tree_util.tree_map_with_path(layer, params)

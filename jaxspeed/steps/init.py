@@ -12,6 +12,13 @@ from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import TrainState, variables_of
 
 
+def images_for_init(spec: TrainSpec) -> int:
+  """How many training images `init_state` looks at; a model without whitening needs only a size."""
+  if not getattr(spec.model, "whiten", hasattr(spec.model, "init_from_images")):
+    return 1
+  return min(spec.config.whitening.images, spec.config.data.train_images)
+
+
 def init_state(
   key: UInt32[Array, "2"], images: UInt8[Array, "n h w 3"], *, spec: TrainSpec
 ) -> TrainState:

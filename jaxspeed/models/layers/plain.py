@@ -25,9 +25,9 @@ def convolve(x, kernel, strides, padding, layout="OHWI"):
   )
 
 
-def whiten(x, kernel, padding):
+def whiten(x, kernel, strides, padding):
   """The convolution with frozen filters, in the dtype of the images (cifar10-fast, airbench)."""
-  return convolve(x, kernel.astype(x.dtype), 1, padding)
+  return convolve(x, kernel.astype(x.dtype), strides, padding)
 
 
 # Barron 2017; with the derivative 0 at 0; Hendrycks and Gimpel 2016.

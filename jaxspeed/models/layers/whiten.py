@@ -16,16 +16,16 @@ from jaxspeed.models.layers.plain import or_plain
 
 
 @or_plain(plain.whiten)
-def _whiten(x, kernel, padding):
+def _whiten(x, kernel, strides, padding):
   return lax.platform_dependent(
     x,
     kernel,
-    cpu=lambda x, kernel: convolve_in_loops(x, kernel.astype(x.dtype), 1, padding),
-    default=functools.partial(_sum_of_products, padding=padding),
+    cpu=lambda x, kernel: convolve_in_loops(x, kernel.astype(x.dtype), strides, padding),
+    default=functools.partial(_sum_of_products, strides=strides, padding=padding),
   )
 
 
-def _sum_of_products(x, kernel, padding):
+def _sum_of_products(x, kernel, strides, padding):
   """Convolve by elementwise products in the accumulation dtype, for few taps and channels.
 
   A GPU runs this, the cast and the next operations in one kernel that reads the images once. cuDNN
@@ -39,7 +39,7 @@ def _sum_of_products(x, kernel, padding):
   _, high, wide, channels = kernel.shape
   rows, columns = x.shape[1] - high + 1, x.shape[2] - wide + 1
   y = sum(
-    x[:, i : i + rows, j : j + columns, c : c + 1] * kernel[:, i, j, c]
+    x[:, i : i + rows : strides, j : j + columns : strides, c : c + 1] * kernel[:, i, j, c]
     for i in range(high)
     for j in range(wide)
     for c in range(channels)
@@ -57,6 +57,7 @@ class Whiten(nn.Module):
 
   features: int = 27
   patch: int = 3
+  strides: int = 1
   padding: int = 1
   bias_init: nn.initializers.Initializer | None = None
   dtype: DTypeLike = jnp.float32
@@ -67,7 +68,7 @@ class Whiten(nn.Module):
     masters = accumulation(self.dtype)
     kernel = lax.stop_gradient(self.param("kernel", conv_init, shape, masters))
     x = lax.stop_gradient(x)
-    y = _whiten(x.astype(self.dtype), kernel, self.padding)
+    y = _whiten(x.astype(self.dtype), kernel, self.strides, self.padding)
     if self.bias_init is not None:
       bias = self.param("bias", self.bias_init, (self.features,), masters)
       y = y + bias.astype(self.dtype)
