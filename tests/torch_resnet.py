@@ -54,9 +54,11 @@ class TorchBlock(torch.nn.Module):
 
 
 class TorchResNet(torch.nn.Module):
-  def __init__(self, depth, classes=1000, width=64, blurpool=False):
+  def __init__(self, depth, classes=1000, width=64, blurpool=False, whiten=False):
     super().__init__()
-    self.conv1 = make_conv(3, width, 7, 2, blurpool)
+    self.whiten = make_conv(3, 27, 3, 2, blurpool).requires_grad_(False) if whiten else None
+    size, stride = (3, 1) if whiten else (7, 2)
+    self.conv1 = make_conv(54 if whiten else 3, width, size, stride, blurpool)
     self.bn1 = torch.nn.BatchNorm2d(width)
     channels = width
     for stage, blocks in enumerate(BLOCKS[depth]):
@@ -69,6 +71,9 @@ class TorchResNet(torch.nn.Module):
     self.fc = torch.nn.Linear(channels, classes)
 
   def forward(self, x):
+    if self.whiten is not None:
+      x = self.whiten(x)
+      x = torch.relu(torch.cat([x, -x], 1))
     x = functional.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 3, 2, 1)
     x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
     return self.fc(x.mean((2, 3)))

@@ -23,8 +23,8 @@ def _torch_name(place: Place) -> str:
   _, *modules, leaf = place
   if modules[0] == "stem":
     prefix = {"conv": "conv1", "norm": "bn1"}[modules[1]]
-  elif modules[0] == "head":
-    prefix = "fc"
+  elif modules[0] in ("head", "whiten"):
+    prefix = {"head": "fc", "whiten": "whiten"}[modules[0]]  # torchvision has no whitening
   else:
     stage, block, layer = modules
     layer = {"shortcut_conv": "downsample.0", "shortcut_norm": "downsample.1"}.get(layer, layer)

@@ -67,6 +67,7 @@ def loss_and_all(model, variables, images, labels):
   "fields",
   [
     {"depth": 18, "width": 16},
+    {"depth": 18, "width": 8, "whiten": True},
     {"depth": 50, "width": 8, "blurpool": True},
     pytest.param({"depth": 50, "width": 16, "layers": "plain"}, marks=pytest.mark.slow),
     pytest.param({"depth": 18, "width": 64}, marks=pytest.mark.campaign),
@@ -111,7 +112,10 @@ def test_logits_statistics_and_gradients_are_torchs(fields, tmp_path):
   assert_equal(y, their_y.detach().numpy())
   assert_equal(loss, their_loss.detach().numpy())
   assert_equal(stats, as_ours({})["batch_stats"])
-  assert_equal(grads, as_ours({name: p.grad for name, p in theirs.named_parameters()})["params"])
+  gradients = {
+    name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in theirs.named_parameters()
+  }
+  assert_equal(grads, as_ours(gradients)["params"])
 
 
 # torchvision.models: weights of IMAGENET1K_V1.
