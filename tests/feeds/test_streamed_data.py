@@ -4,16 +4,20 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 from toy import load_recipe
 from toy_images import toy_stream, write_folder
 
+from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
+from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.records.arrays import Predictions
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.session import train
-from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data
+from jaxspeed.run.setup import FOLLOWING, as_data_decide, open_data, plan_of
+from jaxspeed.steps.spec import make_train_spec
 
 pytest.importorskip("tensorflow")
 
@@ -82,16 +86,34 @@ def test_the_classes_on_the_disk_decide(places, tmp_path):
     ({"phases.eval_mode": ("six", "rect")}, "choose one of center, flip, five, rect, rect_flip"),
     ({"data.mean": ()}, r"config.data.mean=\(\) with .*: it is not computed for a stream"),
     ({"data.path": "nowhere"}, "nowhere does not exist"),
-    ({"model.whiten": True}, "whiten=True with .*: a stream has no first images"),
     ({"data.feed": "resident", "data.name": "digits"}, "choose one of center, flip, six"),
   ],
 )
 def test_what_no_stream_can_be_is_refused(places, tmp_path, fields, words):
   config = toy_stream(*places)
-  config.model.whiten = False
   config.update_from_flattened_dict(fields)
   with pytest.raises(UserError, match=words):
     train(config, str(tmp_path / "refused"), given=tuple(fields))
+
+
+def test_whitening_filters_are_those_of_the_first_images(places):
+  config = toy_stream(*places, **{"model.whiten": True, "whitening.images": 24})
+  sets = open_data(config)
+  plan, mesh = plan_of(config, sets, devices=1), mesh_lib.make_mesh(1)
+  feed = StreamFeed(sets, make_train_spec(config, plan, mesh))
+  try:
+    kernel = np.asarray(feed.init(7).params["whiten"]["kernel"], np.float64).reshape(27, 27)
+    images = feed.show_trained(7, 0, 24).image
+  finally:
+    feed.close()
+  assert images.shape == (24, 16, 16, 3)
+  images = (images - np.array(config.data.mean)) / np.array(config.data.std)
+  shifted = [images[:, i : i + 14, j : j + 14] for i in range(3) for j in range(3)]
+  filtered = np.concatenate(shifted, axis=-1).reshape(-1, 27) @ kernel.T
+  covariance = filtered.T @ filtered / len(filtered)
+  # eigenvalue / (eigenvalue + epsilon): white where the images have more than epsilon.
+  assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-3
+  assert 0.9 < covariance[0, 0] <= 1 and np.all(np.diff(np.diag(covariance)) < 1e-3)
 
 
 def test_only_a_stream_has_phases(places, tmp_path):
