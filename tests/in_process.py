@@ -1,23 +1,14 @@
 """Runs a command's `main` in this process, with its flags, as often as one likes."""
 
 import contextlib
-import dataclasses
 import importlib
 import io
+import subprocess
 import sys
 from collections.abc import Iterator
 from unittest import mock
 
 from absl import flags
-
-
-@dataclasses.dataclass(frozen=True)
-class Done:
-  """How a command ended."""
-
-  returncode: int
-  stdout: str
-  stderr: str
 
 
 @contextlib.contextmanager
@@ -39,7 +30,7 @@ def fresh_flags() -> Iterator[None]:
     flags.FLAGS.unparse_flags()
 
 
-def command(module: str, *arguments: str) -> Done:
+def command(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
   """`python -m jaxspeed.MODULE ARGUMENTS`; what it raises but SystemExit is raised."""
   name = f"jaxspeed.{module}"
   is_folder = hasattr(importlib.import_module(name), "__path__")
@@ -52,7 +43,7 @@ def command(module: str, *arguments: str) -> Done:
       main()
     except SystemExit as error:
       code = error.code if isinstance(error.code, int) else int(error.code is not None)
-  return Done(code, out.getvalue(), err.getvalue())
+  return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
 def mistake(module: str, *arguments: str) -> str:

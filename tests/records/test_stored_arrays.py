@@ -1,12 +1,16 @@
-"""predictions.npz and thumbnails.npz: written, read, and damage told in one sentence."""
+"""predictions.npz and thumbnails.npz: written, read, damaged; and the figures by class of them."""
 
 import dataclasses
 import io
+import math
 
 import numpy as np
 import pytest
+from sklearn import metrics
 
 from jaxspeed.errors import UserError
+from jaxspeed.files import dump_json
+from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions, Thumbnails
 
 
@@ -92,3 +96,112 @@ def test_thumbnails_of_other_images_than_their_numbers_are_refused(tmp_path):
   dataclasses.replace(found, eval_image=image[:3]).write(tmp_path)
   with pytest.raises(UserError, match=r"eval_image is uint8 of shape \(3, 8, 8, 3\)"):
     Thumbnails.read(tmp_path, 8)
+
+
+NAMES = [f"class {i}" for i in range(7)]
+
+
+def predictions_of(label, predicted, probability=0.5):
+  n = len(label)
+  confidence = np.broadcast_to(np.float32(probability), n)
+  label, predicted = np.array(label, np.int32), np.array(predicted, np.int32)
+  return Predictions(3, np.arange(n, dtype=np.int32), label, predicted, confidence, confidence)
+
+
+def made_up(n=500, classes=7, missing=()):
+  """Uneven classes, those in `missing` without an image but predicted now and then."""
+  rng = np.random.default_rng(0)
+  present = [c for c in range(classes) if c not in missing]
+  weights = np.arange(1, len(present) + 1)
+  label = rng.choice(present, size=n, p=weights / weights.sum())
+  predicted = np.where(rng.random(n) < 0.5, label, rng.integers(classes, size=n))
+  return predictions_of(label, predicted, rng.random(n))
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+@pytest.mark.parametrize("missing", [(), (0, 3)])
+def test_accuracies_and_the_matrix_are_scikit_learns(missing):
+  found = made_up(missing=missing)
+  figures = class_figures.figures_of(found, NAMES)
+  matrix = metrics.confusion_matrix(found.label, found.predicted, labels=range(7))
+  assert figures["confusion"] == matrix.tolist()
+  assert figures["per_class"] == {
+    name: {"top1": row[c] / row.sum() if row.any() else None, "images": row.sum()}
+    for c, (name, row) in enumerate(zip(NAMES, matrix, strict=True))
+  }
+  mean = metrics.balanced_accuracy_score(found.label, found.predicted)
+  assert figures["macro_top1"] == pytest.approx(mean, rel=1e-14)
+  pairs = [(-matrix[a, b], a, b) for a in range(7) for b in range(7) if a != b and matrix[a, b]]
+  assert class_figures.worst_confusions(found, NAMES) == [
+    {"label": NAMES[a], "predicted": NAMES[b], "images": -n, "of": matrix[a].sum()}
+    for n, a, b in sorted(pairs)[:10]
+  ]
+
+
+def test_the_calibration_error_is_the_formula_of_guo_et_al():
+  found, error = made_up(), class_figures.expected_calibration_error
+  gaps = 0.0
+  for m in range(1, 16):
+    inside = ((m - 1) / 15 < found.probability) & (found.probability <= m / 15)
+    gap = found.right[inside].mean() - found.probability[inside].mean(dtype=np.float64)
+    gaps += inside.mean() * abs(gap)
+  assert error(found.probability, found.right) == pytest.approx(gaps, rel=1e-12)
+  assert class_figures.figures_of(found, NAMES)["ece"] == error(found.probability, found.right)
+  # An edge belongs to the bin below it: in one bin with 0.26, the two gaps of 1/4 would cancel.
+  assert error(np.array([0.25, 0.75]), np.array([False, True]), 4) == pytest.approx(0.25)
+  assert math.isnan(error(np.array([np.nan, 1.0]), np.array([False, True])))
+
+
+def test_classes_and_confusions_are_told_by_name_the_worst_first():
+  found, names = predictions_of([0, 0, 0, 1, 1, 3], [1, 0, 0, 1, 1, 2]), ["cat", "dog", "none"]
+  names.append("a\nhorse")
+  figures = {
+    "macro_top1": 5 / 9,
+    "worst_classes": class_figures.worst_classes(found, names),
+    "confusions": class_figures.worst_confusions(found, names),
+  }
+  lines = [
+    "accuracy by class, the worst first; the mean of all is 55.56%",
+    "   0.00%        1  a\\nhorse",
+    "  66.67%        3  cat",
+    " 100.00%        2  dog",
+  ]
+  confused = ["", "the most frequent confusions, label -> prediction: images"]
+  confused += ["cat -> dog: 1 of 3", "a\\nhorse -> none: 1 of 1"]
+  assert [*class_figures.class_lines(figures)] == lines + confused
+  assert [*class_figures.class_lines(figures | {"confusions": []})] == lines
+
+
+@pytest.mark.parametrize(
+  "classes, worst, left_out",
+  [
+    (20, 20, set()),
+    (21, 10, set()),
+    (101, 10, {"confusion"}),
+    (1001, 10, {"confusion", "per_class"}),
+  ],
+)
+def test_of_many_classes_only_the_worst_are_told(classes, worst, left_out):
+  found, names = made_up(n=3000, classes=classes), [*map(str, range(classes))]
+  told = class_figures.figures_of(found, names, most_confused=100)
+  assert set(told) == {"macro_top1", "ece", "per_class", "confusion"} - left_out
+  accuracies = [each["top1"] for each in class_figures.worst_classes(found, names)]
+  assert len(accuracies) == worst and accuracies == sorted(accuracies)
+  if "per_class" in told:
+    known = [each["top1"] for each in told["per_class"].values() if each["images"]]
+    assert accuracies == sorted(known)[:worst]
+  assert len(class_figures.worst_confusions(found, names)) == 10
+
+
+def test_names_are_keys_that_json_can_hold():
+  # A folder's name need not be UTF-8; pydantic refuses the lone surrogate that stands for a byte.
+  keys = class_figures.keys_of(["cat", "b\udcff", "dog\n"])
+  assert keys == ["cat", "b\\xff", "dog\\n"] and dump_json(keys).isascii()
+  assert class_figures.keys_of(["a\n", "a\\n"]) == ["0", "1"]
+
+
+def test_an_image_without_a_prediction_is_wrong_and_in_no_column():
+  found = predictions_of([0, 1, 0], [0, -1, 1])
+  figures = class_figures.figures_of(found, NAMES[:2])
+  assert (figures["confusion"], figures["macro_top1"]) == ([[1, 1], [0, 0]], 0.25)
+  assert [c["images"] for c in class_figures.worst_confusions(found, NAMES[:2])] == [1]
