@@ -1,6 +1,5 @@
 """The best of a run's evaluations."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ def ranked(rows: Sequence[Row], metric: str) -> list[Row]:
   `metric` is one of `METRICS`, or "none", which no row has.
   """
   key = f"eval_{metric}"
-  known = [row for row in rows if row.get(key) is not None and math.isfinite(row[key])]
+  known = [row for row in rows if row.get(key) is not None]
   return sorted(known, key=lambda row: row[key], reverse=METRICS.get(metric, True))
 
 
