@@ -14,7 +14,7 @@ from faulty_runs import (
   START,
   WITHIN,
   Lab,
-  Row,
+  came_to,
   resumed_from,
   sentence,
 )
@@ -63,37 +63,33 @@ def make_read_only(folder: pathlib.Path) -> Mend:
   return lambda: remount("rw")
 
 
-def break_disk(lab: Lab, count: int, fault: str, on_error: str) -> Row:
+def break_disk(lab: Lab, count: int, fault: str, on_error: str) -> str:
   """The disk of a run is full for a while, or that of its checkpoints read-only."""
   run = lab.new_run("resident", f"--config.checkpoint.on_error={on_error}")
-  full = fault == "full"
+  full, stops = fault == "full", on_error == "stop"
   with small_disk(run.workdir if full else run.workdir / "checkpoints") as disk:
     with run.started(count) as group:
       run.wait_for_save(group)
       mend = (fill if full else make_read_only)(disk)
       begun = time.monotonic()
-      if on_error == "stop":
+      if stops:
         ended = group.wait(WITHIN)
-        seconds = time.monotonic() - begun
         assert [e.code for e in ended] == [MISTAKE] * count
-        printed = sentence(ended[0].err, "could not be written")
-        assert "the run stops, the last whole checkpoint is of step" in printed
+        seen = came_to(begun, sentence(ended[0].err, "could not be written"))
+        assert "the run stops, the last whole checkpoint is of step" in seen
       else:
         group[0].wait_for("could not be written", WITHIN)
-        seconds = time.monotonic() - begun
+        seen = came_to(begun, "")
         time.sleep(1.0)  # of some epochs' rows
       kept = run.whole()
       mend()
-      if on_error == "continue":
+      if not stops:
         ended = group.wait(START)
         assert [e.code for e in ended] == [DONE] * count, [e.err for e in ended]
-        printed = sentence(ended[0].out, "the run continues")
-        assert not full or "(No space left on device)" in printed
-        kept_in_words = f"step {kept} stayed; the run went on to its end"
-    if on_error == "stop":
+        seen += sentence(ended[0].out, "the run continues")
+        assert not full or "(No space left on device)" in seen
+    if stops:  # with room, the same command resumes
       assert resumed_from(run.finish(count)) == kept
-      kept_in_words = f"step {kept} stayed; with room, the same command went on from it"
     assert not run.is_saving()
     run.assert_as_undisturbed(count)
-  fault = f"disk {fault}, {count} process{'es' * (count > 1)}, checkpoint.on_error={on_error}"
-  return Row(fault, printed, tuple(e.code for e in ended), seconds, kept_in_words)
+  return seen

@@ -1,7 +1,7 @@
 """Faults made for real on runs of jaxspeed.train: what is done to them, and what has to come of it.
 
-Each function makes one fault, asserts what follows, and returns a row of what was seen, which the
-tests of tests/campaign keep as a property of the test (`pytest --junitxml`).
+Each function makes one fault, asserts what follows, and returns what was seen (`came_to`), which
+the tests of tests/campaign keep as a property of the test (`pytest --junitxml`).
 """
 
 import contextlib
@@ -31,25 +31,6 @@ HEARTBEAT = 10  # seconds
 STEPS = {"resident": 15 * 40, "stream": 10 * 6}
 
 _KEPT = ("step", "examples", "train_loss", "train_top1", "eval_loss", "eval_top1")
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """One fault.
-
-  Attributes:
-    fault: what was done.
-    printed: by the process that the row is about.
-    codes: with which the processes ended, in their order; -9: killed by the test.
-    seconds: from the fault to the end of the last process that was not killed.
-    after: what became of the run.
-  """
-
-  fault: str
-  printed: str
-  codes: tuple[int, ...]
-  seconds: float
-  after: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +186,11 @@ def arrays_of(path: pathlib.Path) -> dict[str, bytes]:
   return found
 
 
+def came_to(begun: float, printed: str) -> str:
+  """What a fault came to: the seconds since it, and what a process printed about it."""
+  return f"{time.monotonic() - begun:.1f} s: {printed}"
+
+
 def sentence(text: str, part: str) -> str:
   """The line of an output that holds `part`; it has to be one of ours and not in a traceback."""
   assert "Traceback" not in text, text
@@ -223,7 +209,7 @@ def resumed_from(out: str) -> int:
 
 def lose_one(
   run: FaultyRun, victim: int, moment: str, *, how: signal.Signals = signal.SIGKILL, count: int = 2
-) -> Row:
+) -> str:
   """One process is killed, or stopped, in a step, while it starts or in a save; the others end."""
   with run.started(count) as group:
     # With no save to wait for, it is between the first meeting and the first step.
@@ -236,17 +222,12 @@ def lose_one(
       wait_until(run.is_saving, 60, "a save")
     group[victim].signal(how)
     begun = time.monotonic()
-    others = Processes(p for i, p in enumerate(group) if i != victim)
-    ended = others.wait(WITHIN)
-    seconds = time.monotonic() - begun
-    codes = [LOST_PEER if i != victim else -int(how) for i in range(count)]
+    ended = Processes(p for i, p in enumerate(group) if i != victim).wait(WITHIN)
     assert [e.code for e in ended] == [LOST_PEER] * (count - 1), ended[0].err
-    printed = sentence_of_loss(ended[0])
+    seen = came_to(begun, sentence_of_loss(ended[0]))
   assert not run.is_done()
-  after = f"the checkpoint of step {run.whole()} is whole"
-  verb = "kill -9 of" if how == signal.SIGKILL else "SIGSTOP to"
-  where = {"start": "before the first step", "step": "in a step", "save": "in a save"}[moment]
-  return Row(f"{verb} process {victim} of {count} {where}", printed, tuple(codes), seconds, after)
+  run.whole()
+  return seen
 
 
 def sentence_of_loss(ended: Ended) -> str:
@@ -255,23 +236,19 @@ def sentence_of_loss(ended: Ended) -> str:
   return line
 
 
-def hang_one(run: FaultyRun, victim: int) -> Row:
+def hang_one(run: FaultyRun, victim: int) -> str:
   """One process stands still while its heart would beat on; the other's watchdog ends the run."""
-  seconds_of_dog = 8
-  flags = ("--config.heartbeat_seconds=300", f"--config.watchdog_seconds={seconds_of_dog}")
+  flags = ("--config.heartbeat_seconds=300", "--config.watchdog_seconds=8")
   with run.started(2, *flags) as group:
     run.wait_for_save(group)
     group[victim].signal(signal.SIGSTOP)
     begun = time.monotonic()
     (ended,) = Processes([group[1 - victim]]).wait(WITHIN)
-    seconds = time.monotonic() - begun
-    assert ended.code == LOST_PEER and seconds > seconds_of_dog
+    assert ended.code == LOST_PEER and time.monotonic() - begun > 8
     line = next(x for x in ended.err.splitlines() if "made no progress" in x)
     assert "perhaps another process hangs" in line and "trainer.py" in ended.err  # where it stands
-  codes = [LOST_PEER, LOST_PEER]
-  codes[victim] = -signal.SIGSTOP
-  fault = f"SIGSTOP to process {victim} of 2, watchdog_seconds={seconds_of_dog}"
-  return Row(fault, line, tuple(codes), seconds, f"the checkpoint of step {run.whole()} is whole")
+  assert run.whole()
+  return came_to(begun, line)
 
 
 # Signals that ask a run to end.
@@ -279,7 +256,7 @@ def hang_one(run: FaultyRun, victim: int) -> Row:
 
 def ask_to_end(
   run: FaultyRun, number: signal.Signals, code: int, *, to: int = 0, count: int = 2, moment: str
-) -> Row:
+) -> str:
   """A signal to one process: all save the same step and end with the same code."""
   with run.started(count) as group:
     if moment == "start":
@@ -292,21 +269,18 @@ def ask_to_end(
     begun = time.monotonic()
     # Before the first step all have their programs first.
     ended = group.wait(START if moment == "start" else WITHIN)
-    seconds = time.monotonic() - begun
     assert [e.code for e in ended] == [code] * count, [e.err for e in ended]
     assert number.name in sentence(ended[to].err, f"jaxspeed: {number.name}")
-    what = "before the first step" if moment == "start" else "saved step"
-    printed = sentence(ended[0].err, what)
-  saved = run.whole()
-  if moment != "start":
-    assert f"saved step {saved} of {STEPS[run.feed]}" in printed
+    saved = run.whole()
+    what = f"saved step {saved} of {STEPS[run.feed]}"
+    seen = came_to(
+      begun, sentence(ended[0].err, "before the first step" if moment == "start" else what)
+    )
   assert not run.is_done()
-  where = {"start": "before the first step", "step": "in training", "save": "in a save"}[moment]
-  fault = f"{number.name} to process {to} of {count} {where}"
-  return Row(fault, printed, (code,) * count, seconds, f"step {saved} is saved")
+  return seen
 
 
-def interrupt_twice(run: FaultyRun) -> Row:
+def interrupt_twice(run: FaultyRun) -> str:
   """Ctrl-C, which waits for a process that hangs, and a second one, which does not."""
   with run.started(2, "--config.heartbeat_seconds=300") as group:
     run.wait_for_save(group)
@@ -319,9 +293,5 @@ def interrupt_twice(run: FaultyRun) -> Row:
     group[0].signal(signal.SIGINT)
     begun = time.monotonic()
     (ended,) = Processes([group[0]]).wait(10)
-    seconds = time.monotonic() - begun
-    assert ended.code == INTERRUPTED
-    printed = sentence(ended.err, "ended at once")
-  fault = "SIGINT twice to process 0 of 2, of which process 1 hangs"
-  after = f"the checkpoint of step {run.whole()} is whole"
-  return Row(fault, printed, (ended.code, -signal.SIGSTOP), seconds, after)
+    assert ended.code == INTERRUPTED and run.whole()
+  return came_to(begun, sentence(ended.err, "ended at once"))

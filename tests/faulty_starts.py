@@ -9,7 +9,7 @@ from faulty_runs import (
   START,
   WITHIN,
   Lab,
-  Row,
+  came_to,
   resumed_from,
   sentence,
   sentence_of_loss,
@@ -19,7 +19,7 @@ from local_cluster import two_hosts
 from jaxspeed.errors import DONE, LOST_PEER, MISTAKE, SUPERSEDED
 
 
-def wake_an_older_start(lab: Lab) -> list[Row]:
+def wake_an_older_start(lab: Lab) -> str:
   """A job is stopped and started again; a stranger comes; then the older start wakes up."""
   run = lab.new_run("resident", name="-fence")
   job = {"SLURM_JOB_ID": "7"}
@@ -32,33 +32,20 @@ def wake_an_older_start(lab: Lab) -> list[Row]:
     newer = stack.enter_context(run.started(1, variables=job | {"SLURM_RESTART_COUNT": "1"}))
     run.wait_for_save(newer)
     stranger = stack.enter_context(run.started(1))
-    begun = time.monotonic()
     (refused,) = stranger.wait(START)
-    rows = [
-      Row(
-        "another job, while a restarted one has the folder",
-        sentence(refused.err, "is in use by start 2"),
-        (refused.code,),
-        time.monotonic() - begun,
-        "the restarted job is not disturbed",
-      )
-    ]
-    assert refused.code == MISTAKE
+    assert refused.code == MISTAKE and sentence(refused.err, "is in use by start 2")
     (ended,) = newer.wait(START)
     assert ended.code == DONE and resumed_from(ended.out) > 0
     before = _contents(run.workdir)
-    begun = time.monotonic()
     older[0].signal(signal.SIGCONT)
+    begun = time.monotonic()
     (woken,) = older.wait(WITHIN)
-    seconds = time.monotonic() - begun
     assert woken.code == SUPERSEDED
-    printed = sentence(woken.err, "was taken over by start 2")
-    assert "start 1, ends at once and writes nothing more there" in printed
+    seen = came_to(begun, sentence(woken.err, "was taken over by start 2"))
+    assert "start 1, ends at once and writes nothing more there" in seen
     assert _contents(run.workdir) == before
   run.assert_as_undisturbed(1)
-  fault = "SIGSTOP to a job, the job is started again and finishes, SIGCONT to the older start"
-  after = "no file of the folder was touched"
-  return [*rows, Row(fault, printed, (woken.code, ended.code), seconds, after)]
+  return seen
 
 
 def _contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -68,7 +55,7 @@ def _contents(folder: pathlib.Path) -> dict[str, bytes]:
 # Another number of processes.
 
 
-def go_on_with(lab: Lab, first: int, then: int, *, devices: int = 4) -> Row:
+def go_on_with(lab: Lab, first: int, then: int, *, devices: int = 4) -> str:
   """A run is stopped and goes on in another number of processes, on as many devices in all."""
   flags = ["--config.precision=float64"]
   run = lab.new_run("resident", *flags, name=f"-{first}-{then}")
@@ -77,10 +64,7 @@ def go_on_with(lab: Lab, first: int, then: int, *, devices: int = 4) -> Row:
     group[-1].signal(signal.SIGTERM)
     assert [e.code for e in group.wait(WITHIN)] == [DONE] * first
   saved = run.whole()
-  begun = time.monotonic()
-  out = run.finish(then, devices=devices // then)
-  seconds = time.monotonic() - begun
-  assert resumed_from(out) == saved
+  assert resumed_from(run.finish(then, devices=devices // then)) == saved
   mine, other = run.finished(), lab.undisturbed("resident", first, devices // first, *flags)
   assert [r["examples"] for r in mine.rows] == [r["examples"] for r in other.rows]
   differences = [
@@ -92,18 +76,13 @@ def go_on_with(lab: Lab, first: int, then: int, *, devices: int = 4) -> Row:
   # 3e-2); losses are about 2.3.
   near, worst = max(differences[:2]), max(differences)
   assert near < 1e-11 and worst < 1e-8, differences
-  fault = f"{first} process{'es' * (first > 1)} stopped, goes on with {then} ({devices} devices)"
-  after = (
-    f"went on from step {saved}; losses differ from those of an undisturbed run by {near:.0e} in "
-    f"the next two epochs, later by {worst:.0e} at most"
-  )
-  return Row(fault, sentence(out, "resumes from"), (DONE,) * then, seconds, after)
+  return f"losses differ by {near:.0e} in the next two epochs, later by {worst:.0e} at most"
 
 
 # Networks.
 
 
-def pull_the_cable(lab: Lab) -> Row:
+def pull_the_cable(lab: Lab) -> str:
   """Two hosts, of which one's cable is pulled; plugged in again, the same command goes on."""
   run = lab.new_run("resident", name="-cable")
   with two_hosts() as hosts:
@@ -112,10 +91,8 @@ def pull_the_cable(lab: Lab) -> Row:
       hosts[1].cable("down")
       begun = time.monotonic()
       ended = group.wait(WITHIN)
-      seconds = time.monotonic() - begun
       assert [e.code for e in ended] == [LOST_PEER] * 2, [e.err for e in ended]
-      printed = sentence_of_loss(ended[0])
-      sentence_of_loss(ended[1])
+      seen = came_to(begun, " ".join(sentence_of_loss(each) for each in ended))
     hosts[1].cable("up")
     saved = run.whole()
     with run.started(2, hosts=hosts) as group:
@@ -123,5 +100,4 @@ def pull_the_cable(lab: Lab) -> Row:
       assert [e.code for e in again] == [DONE] * 2, [e.err for e in again]
     assert resumed_from(again[0].out) == saved
   run.assert_as_undisturbed(2)
-  after = f"plugged in again, the same command went on from step {saved}; bits as undisturbed"
-  return Row("cable of one of two hosts pulled", printed, (LOST_PEER,) * 2, seconds, after)
+  return seen

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import json
 import signal
 
 import faulty_disks
@@ -23,30 +22,23 @@ def lab(tmp_path_factory) -> Lab:
   return Lab(tmp_path_factory.mktemp("faults"))
 
 
-@pytest.fixture
-def keep(record_property):
-  """Keeps the rows of faults as properties of the test."""
-
-  def keep(*rows):
-    for row in rows:
-      seen = dataclasses.asdict(row)
-      record_property(seen.pop("fault"), json.dumps(seen))
-
-  return keep
-
-
-def test_whoever_is_lost_the_others_say_so_and_the_run_goes_on_with_the_same_bits(lab, keep):
+def test_whoever_is_lost_the_others_say_so_and_the_run_goes_on_with_the_same_bits(
+  lab, record_property
+):
   run = lab.new_run()
   for victim, moment in ((1, "step"), (0, "step"), (0, "save"), (1, "start")):
-    keep(faulty_runs.lose_one(run, victim, moment))
+    seen = faulty_runs.lose_one(run, victim, moment)
+    record_property(f"kill -9 of process {victim} of 2, {moment}", seen)
   # No error comes of a process that is stopped: its heartbeat, or the watchdog, tells.
-  keep(faulty_runs.lose_one(run, 1, "step", how=signal.SIGSTOP))
-  keep(faulty_runs.hang_one(run, 1), faulty_runs.hang_one(run, 0))
+  seen = faulty_runs.lose_one(run, 1, "step", how=signal.SIGSTOP)
+  record_property("SIGSTOP to process 1 of 2", seen)
+  for victim in (1, 0):
+    record_property(f"process {victim} of 2 hangs", faulty_runs.hang_one(run, victim))
   run.finish()
   run.assert_as_undisturbed()
 
 
-def test_a_signal_to_any_process_saves_the_same_step_in_all(lab, keep):
+def test_a_signal_to_any_process_saves_the_same_step_in_all(lab, record_property):
   run = lab.new_run()
   for number, code, to, moment in (
     (signal.SIGTERM, DONE, 1, "start"),
@@ -55,37 +47,39 @@ def test_a_signal_to_any_process_saves_the_same_step_in_all(lab, keep):
     (signal.SIGUSR1, REQUEUE, 1, "step"),
     (signal.SIGINT, INTERRUPTED, 0, "step"),
   ):
-    keep(faulty_runs.ask_to_end(run, number, code, to=to, moment=moment))
-  keep(faulty_runs.interrupt_twice(run))
+    seen = faulty_runs.ask_to_end(run, number, code, to=to, moment=moment)
+    record_property(f"{number.name} to process {to} of 2, {moment}", seen)
+  record_property("SIGINT twice, process 1 hangs", faulty_runs.interrupt_twice(run))
   run.finish()
   run.assert_as_undisturbed()
 
 
-def test_a_signal_to_a_run_of_one_process(lab, keep):
+def test_a_signal_to_a_run_of_one_process(lab, record_property):
   run = lab.new_run()
   for moment in ("start", "step"):
-    keep(faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, count=1, moment=moment))
+    seen = faulty_runs.ask_to_end(run, signal.SIGTERM, DONE, count=1, moment=moment)
+    record_property(f"SIGTERM, {moment}", seen)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(
   "fault, on_error", [("full", "continue"), ("full", "stop"), ("read-only", "continue")]
 )
-def test_a_disk_that_takes_nothing(lab, keep, count, fault, on_error):
-  keep(faulty_disks.break_disk(lab, count, fault, on_error))
+def test_a_disk_that_takes_nothing(lab, record_property, count, fault, on_error):
+  record_property("seen", faulty_disks.break_disk(lab, count, fault, on_error))
 
 
-def test_an_older_start_wakes_up(lab, keep):
-  keep(*faulty_starts.wake_an_older_start(lab))
+def test_an_older_start_wakes_up(lab, record_property):
+  record_property("seen", faulty_starts.wake_an_older_start(lab))
 
 
 @pytest.mark.parametrize("first, then", [(2, 1), (1, 4)])
-def test_another_number_of_processes(lab, keep, first, then):
-  keep(faulty_starts.go_on_with(lab, first, then))
+def test_another_number_of_processes(lab, record_property, first, then):
+  record_property("seen", faulty_starts.go_on_with(lab, first, then))
 
 
-def test_a_pulled_cable(lab, keep):
-  keep(faulty_starts.pull_the_cable(lab))
+def test_a_pulled_cable(lab, record_property):
+  record_property("seen", faulty_starts.pull_the_cable(lab))
 
 
 def test_one_bit_is_a_difference(lab):
