@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -12,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from in_process import command, mistake
+from made_rows import epoch_row
 from made_runs import EVIL, Parsed, change, groups_in, shown, without_images, write_run
 from scipy import stats
 
@@ -120,25 +120,21 @@ def test_a_page_says_what_is_missing(tmp_path):
 @pytest.mark.parametrize("most, right", [(1, 0), (5, 3), (24, 24), (24, 200)])
 def test_images_are_shown_under_their_title_whatever_their_number(most, right):
   """The number of correct images may be less than that of the images to show."""
-  random = np.random.default_rng(0)
+  random, index = np.random.default_rng(0), np.arange(200, dtype=np.int32)
   loss = random.random(200).astype(np.float32)
-  label = np.zeros(200, np.int32)
   predicted = (random.permutation(200) >= right).astype(np.int32)
-  index = np.arange(200, dtype=np.int32)
-  found = Predictions(40, index, label, predicted, loss, loss)
+  found = Predictions(40, index, np.zeros(200, np.int32), predicted, loss, loss)
   rows = choose(found, most)
-  one = np.zeros((1, 1, 1, 3), np.uint8)
-  column = np.zeros(1, np.int32)
-  images = np.zeros((len(rows), 1, 1, 3), np.uint8)
-  thumbnails = Thumbnails(
-    40, index[rows], images, one, column, column, np.zeros(1, np.float32), one
-  )
-  run = RunData(pathlib.Path(), {}, [], None, {}, ("a", "b"), found, thumbnails, False)
-  shown = {title: pictures for title, _, pictures in draw_images(Group("a", {}, (run,), "top1"))[1]}
-  highest, correct = shown["Highest loss"], shown.get("Correct, drawn at random", [])
+  images, column = np.zeros((len(rows), 1, 1, 3), np.uint8), np.zeros(1, np.int32)
+  share = np.zeros(1, np.float32)
+  left = Thumbnails(40, index[rows], images, images[:1], column, column, share, images[:1])
+  run = RunData(pathlib.Path(), {}, [], None, {}, ("a", "b"), found, left, False)
+  groups = draw_images(Group("a", {}, (run,), "top1"))[1]
+  titled = {title: pictures for title, _, pictures in groups}
+  highest, correct = titled["Highest loss"], titled.get("Correct, drawn at random", [])
   assert len(highest) + len(correct) == len(rows) and len(correct) >= len(rows) - most
   assert not any(each.guess for each in correct)
-  assert sum(bool(each.guess) for each in highest) == np.sum(predicted[rows] != label[rows])
+  assert sum(bool(each.guess) for each in highest) == predicted[rows].sum()
   if right in (0, 200):
     assert len(highest) == most
 
@@ -190,30 +186,22 @@ def missing(folder):
 
 def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
   folder = write_run(tmp_path / "a", finished=False)
-  config = stored.load(folder / "config.json")
-  plan = make_plan(config)
+  plan = make_plan(stored.load(folder / "config.json"))
   steps, rates = plan.phases[0].steps_per_epoch, plan.table["learning_rate"]
-  rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][:3]
-  for row in rows:
-    row["step"] = steps * row["epoch"]
-    row["learning_rate"] = float(rates[row["step"] - 1])
-  write = (folder / "metrics.jsonl").write_text
-  write("".join(dump_json(row) + "\n" for row in rows))
 
-  def drawn():
+  def drawn(factor):
+    rows = [epoch_row(n, step=steps * n, train_seconds=2.0 * n) for n in (1, 2, 3)]
+    rows = [row | {"learning_rate": factor * rates[row["step"] - 1]} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(dump_json(row) + "\n" for row in rows))
     charts = [chart for *_, found in curves(groups_in(folder)).charts for chart in found]
     return [chart.drawn[0] for chart in charts if chart.title == "Learning rate"]
 
-  over_epochs, over_seconds = drawn()
-  assert over_epochs.y == [rates[round(x * steps) - 1] for x in over_epochs.x]
+  over_epochs, over_seconds = drawn(1.0)
+  assert over_epochs.y == [rates[round(x * steps) - 1] for x in over_epochs.x] == over_seconds.y
   assert len(over_epochs.x) == min(3 * steps, 240) and over_epochs.x[-1] == 3.0
-  assert over_seconds.y == over_epochs.y and over_seconds.x == pytest.approx(
-    [2.0 * x for x in over_epochs.x]
-  )
+  assert over_seconds.x == pytest.approx([2.0 * x for x in over_epochs.x])
   # Rows with other rates than the plan's, as of a schedule of one's own, are right.
-  rows[-1]["learning_rate"] *= 2
-  write("".join(dump_json(row) + "\n" for row in rows))
-  assert len(drawn()[0].x) == 3
+  assert len(drawn(2.0)[0].x) == 3
 
 
 def test_a_report_of_a_thousand_classes_is_small(tmp_path):

@@ -143,9 +143,8 @@ HARD_NAMES = ("a\nb", "c\u2028d", "\x1b[2J", "\udcff", "", " e ", "\\n", "f")
 def test_any_name_comes_back_in_its_place_and_shows_as_letters(tmp_path):
   class_names.store_class_names(tmp_path, HARD_NAMES)
   assert class_names.stored_class_names(tmp_path, len(HARD_NAMES)) == HARD_NAMES
-  shown = [printable(name) for name in HARD_NAMES]
-  assert all(map(str.isprintable, shown))
-  assert shown[:4] == ["a\\nb", "c\\u2028d", "\\x1b[2J", "\\xff"]
+  shown = ["a\\nb", "c\\u2028d", "\\x1b[2J", "\\xff"]
+  assert [printable(name) for name in HARD_NAMES[:4]] == shown
   for name in ("Größe", "猫 犬", "خروس\u200cها", "\U0001f469\u200d\U0001f680", "a\u3000b"):
     assert printable(name) == name
   # What turns the direction of the line, or marks the end of one, is no letter.
