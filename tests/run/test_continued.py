@@ -16,7 +16,7 @@ from jaxspeed.config import checks, stored
 from jaxspeed.errors import UserError
 from jaxspeed.models import hub
 from jaxspeed.models.exchange import save_weights
-from jaxspeed.models.resnet_weights import RESNET
+from jaxspeed.models.vit_weights import VIT
 from jaxspeed.run import trainer
 from jaxspeed.run.initial import fitted
 from jaxspeed.run.planned import planned
@@ -169,15 +169,15 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """A run of a small ResNet-18."""
+  """A run of a small transformer, which compiles in less time than a ResNet."""
   folder = tmp_path_factory.mktemp("hub") / "run"
-  train(resnet(), str(folder))
+  train(small_vit(), str(folder))
   return folder
 
 
-def resnet(**fields):
+def small_vit(**fields):
   config = toy_config()
-  config.model = dict(name="resnet", depth=18, width=4)
+  config.model = dict(name="vit", depth=1, width=8, heads=1, mlp=16, patch_size=4)
   config.update_from_flattened_dict(fields)
   return config
 
@@ -192,7 +192,7 @@ def constants():
 def served(trained, constants, tmp_path, monkeypatch):
   """The run's weights as timm/small on a hub of this machine."""
   _, carry = params_of(trained)
-  save_weights(tmp_path / "net.safetensors", jax.device_get(carry.state.eval_variables()), RESNET)
+  save_weights(tmp_path / "net.safetensors", jax.device_get(carry.state.eval_variables()), VIT)
   content = (tmp_path / "net.safetensors").read_bytes()
   monkeypatch.setattr(Server, "files", {"timm/small/model.safetensors": content})
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
@@ -221,7 +221,7 @@ def assert_close(one, other):
 
 def begun_with(path, workdir, given=(), **fields):
   """The parameters of a run that begins with weights and hardly moves."""
-  config = resnet(**{"pretrained.path": str(path), "schedule.peak": 1e-12, **fields})
+  config = small_vit(**{"pretrained.path": str(path), "schedule.peak": 1e-12, **fields})
   train(config, str(workdir), given=given)
   return jax.device_get(params_of(workdir)[1].state.params)
 
@@ -231,14 +231,14 @@ def test_a_run_begins_with_weights_of_the_hub_and_names_their_commit(
 ):
   path = "hf://timm/small"
   # The weights decide the width and the depth.
-  config = resnet(**{"pretrained.path": path, "model.depth": 34, "model.width": 8})
+  config = small_vit(**{"pretrained.path": path, "model.depth": 3, "model.width": 16})
   assert f"weights: training downloads {path}" in planned(config, devices=1).lines
-  found = begun_with(path, tmp_path / "a", **{"model.depth": 34, "model.width": 8})
+  found = begun_with(path, tmp_path / "a", **{"model.depth": 3, "model.width": 16})
   jax.tree.map(assert_close, weights_of(trained), found)
   kept = stored.load(tmp_path / "a" / "config.json")
   assert kept.pretrained.path == f"{path}@{COMMIT}"
-  assert (kept.model.depth, kept.model.width) == (18, 4)
-  decided = "the weights decide: model.depth=18 in place of the recipe's 34, model.width=4 in place"
+  assert (kept.model.depth, kept.model.width) == (1, 8)
+  decided = "the weights decide: model.depth=1 in place of the recipe's 3, model.width=8 in place"
   assert any(line.startswith(decided) for line in planned(config, devices=1).lines)
   # Without a network, the cache has them; a run that resumes needs neither.
   served.shutdown()
@@ -250,7 +250,7 @@ def test_a_run_begins_with_weights_of_the_hub_and_names_their_commit(
     patch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
     with pytest.raises(UserError, match="cannot be reached, and the cache has no copy"):
       hub.fetch(path)
-    begun_with(path, tmp_path / "a", **{"model.depth": 34, "model.width": 8})
+    begun_with(path, tmp_path / "a", **{"model.depth": 3, "model.width": 16})
 
 
 @pytest.mark.parametrize(
@@ -279,12 +279,12 @@ def test_a_download_that_is_cut_off_is_no_file(served, monkeypatch):
 
 
 def test_a_run_begins_with_the_weights_of_a_run(trained, tmp_path):
-  found = begun_with(trained, tmp_path / "a", **{"model.width": 8})
+  found = begun_with(trained, tmp_path / "a", **{"model.width": 16})
   jax.tree.map(assert_close, weights_of(trained), found)
-  with pytest.raises(UserError, match="width 4, but .* has width 8: set config.model.width=4"):
-    begun_with(trained, tmp_path / "b", given=["model.width"], **{"model.width": 8})
+  with pytest.raises(UserError, match="width 8, but .* has width 16: set config.model.width=8"):
+    begun_with(trained, tmp_path / "b", given=["model.width"], **{"model.width": 16})
   # Its classes are ours: so is its last layer.
-  config = resnet(**{"pretrained.path": str(trained), "pretrained.head": "new"})
+  config = small_vit(**{"pretrained.path": str(trained), "pretrained.head": "new"})
   names = tuple(map(str, range(10)))
   for given, classes, head in (
     ([], names, "keep"),
@@ -296,7 +296,7 @@ def test_a_run_begins_with_the_weights_of_a_run(trained, tmp_path):
 
   # Runs of one name have files of their own, and a run may go on.
   def file_of(folder):
-    return with_file(resnet(**{"pretrained.path": str(folder)})).pretrained.path
+    return with_file(small_vit(**{"pretrained.path": str(folder)})).pretrained.path
 
   other = shutil.copytree(trained, tmp_path / trained.name)
   before = file_of(trained), file_of(other)
