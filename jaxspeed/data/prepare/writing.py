@@ -173,7 +173,7 @@ def _begin(folder: pathlib.Path, made: Prepared, stored: Prepared | None) -> Non
   for path in folder.rglob(f"{TEMPORARY}*"):
     path.unlink()
   if stored is not None and stored.digest != made.digest:
-    for path in folder.glob("*.tfrecord-*-of-*"):
+    for path in folder.glob(f"{folder.parent.name}-*.tfrecord-*-of-*"):
       path.unlink()
   write_prepared(folder, made)
 
