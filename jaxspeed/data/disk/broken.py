@@ -23,11 +23,6 @@ def why_broken(split: Table, number: int) -> str:
   except OSError as error:
     return f"it cannot be read: {error.strerror or error}"
   require_length(split, number, len(encoded))
-  return _reason(encoded)
-
-
-def _reason(encoded: bytes) -> str:
-  """Return why bytes could not be decoded as an image."""
   try:
     pixels.decode(encoded)
   except (UnidentifiedImageError, ValueError) as error:  # Pillow names what it cannot read
