@@ -60,24 +60,20 @@ def main() -> None:
     command_line.without_effect(
       f"with {command}", *(flag for name, flag in every.items() if name not in options)
     )
-    _check_folders(command, folders, names)
+    if len(folders) != len(names) or not all(folders):
+      raise UserError(
+        f"{command} needs {' and '.join(names)}, but was given {' '.join(folders) or 'nothing'}; "
+        "see --help."
+      )
+    if command != "shards" and (far := [each for each in folders if remote.is_remote(each)]):
+      raise UserError(f"{far[0]} is an address: {command} takes folders; only shards uploads.")
+    if not os.path.isdir(folders[0]):
+      raise UserError(
+        f"{folders[0]} is not a folder: name one with train/CLASS/*.jpg and val/CLASS/*.jpg."
+      )
     function(make_console(), *folders, **options)
 
   command_line.run(run, output_is_result=False)
-
-
-def _check_folders(command: str, given: Sequence[str], names: Sequence[str]) -> None:
-  if len(given) != len(names) or not all(given):
-    raise UserError(
-      f"{command} needs {' and '.join(names)}, but was given {' '.join(given) or 'nothing'}; see "
-      "--help."
-    )
-  if command != "shards" and (far := [each for each in given if remote.is_remote(each)]):
-    raise UserError(f"{far[0]} is an address: {command} takes folders; only shards uploads.")
-  if not os.path.isdir(given[0]):
-    raise UserError(
-      f"{given[0]} is not a folder: name one with train/CLASS/*.jpg and val/CLASS/*.jpg."
-    )
 
 
 def _resize(

@@ -11,7 +11,7 @@ import shlex
 import stat
 import urllib.parse
 from hashlib import sha256
-from typing import Annotated, Literal
+from typing import Literal
 
 import pydantic
 
@@ -21,8 +21,6 @@ from jaxspeed.files import dump_json, read_json, write_atomically
 
 # The version folder that TFDS's layout needs; `prepare shards` writes no other.
 VERSION = "1.0.0"
-
-_Whole = Annotated[int, pydantic.Field(ge=0)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +40,10 @@ class Prepared:
   kind: Literal["resize", "shards"]
   uri: str
   flags: tuple[str, ...]
-  originals: _Whole
+  originals: int
   digest: str
-  newest: _Whole = 0
-  images: tuple[_Whole, ...] = ()
+  newest: int = 0
+  images: tuple[int, ...] = ()
 
   @property
   def source(self) -> str:

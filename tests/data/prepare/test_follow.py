@@ -166,7 +166,7 @@ def test_only_a_sample_of_the_times_is_compared(source, made, monkeypatch):
 def test_a_damaged_description_is_one_short_sentence(source, made):
   path = made.folder / ".jaxspeed/prepared.json"
   whole = json.loads(path.read_text())
-  damages = ({"newest": -5}, {"newest": 1e308}, {"kind": "x"}, {"flags": [3]}, {"images": 3})
+  damages = ({"newest": "now"}, {"newest": 1e308}, {"kind": "x"}, {"flags": [3]}, {"images": 3})
   for content in (*(json.dumps(whole | damage) for damage in damages), "null", "{}", "\xff"):
     path.write_text(content)
     for open_it in (made.train, made.make):
