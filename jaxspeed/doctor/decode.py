@@ -19,7 +19,6 @@ import numpy as np
 from jaxspeed.data.formats.pixels import SUFFIXES
 from jaxspeed.data.formats.tfrecord import (
   find_tfds,
-  only_tfds,
   open_tfds,
   parse_example,
   read_records,
@@ -70,7 +69,7 @@ def check(root: pathlib.Path) -> Iterator[Finding]:
 
 def sample(root: pathlib.Path) -> Iterator[bytes]:
   """The encoded images of a data path, in the order in which they are found first."""
-  if shards := find_tfds(root, root.name) or only_tfds(root):
+  if shards := find_tfds(root, root.name):
     info = open_tfds(shards, tune=True)
     path = info.train[0].path
     for record in read_records(np.memmap(path, np.uint8, "r"), path):

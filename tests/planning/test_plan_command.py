@@ -181,7 +181,7 @@ def test_a_plan_counts_the_images_that_a_csv_lists(tmp_path):
   counted = "photos.csv; 8 of 40 images, 20 % of each class, are held out for evaluation, 32 images"
   assert counted in planned(*flags)
   (data / "photos.csv").write_text("file,label\na.jpg,cat\n")
-  assert "lists 1 file, of which 1 cannot be found: a.jpg" in mistake("plan", *flags)
+  assert "a.jpg cannot be read (No such file or directory)" in mistake("plan", *flags)
   words = "photos.csv lists image files, and this recipe trains from memory"
   assert words in mistake("plan", "cifar10", path)
 

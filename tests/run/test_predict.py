@@ -169,8 +169,12 @@ def test_a_run_does_not_go_on_with_other_classes(tmp_path, run):
   class_names.store_class_names(tmp_path / run, ["cat", "dog"])
   class_names.check_class_names(tmp_path, ["cat", "dog"])
   for renamed in (False, True):
-    with pytest.raises(UserError, match="class cat, and the data set the class dog in its place"):
+    with pytest.raises(
+      UserError, match="class cat, and the data set has the class dog in its place"
+    ):
       class_names.check_class_names(tmp_path, ["dog", "eel"], renamed=renamed)
   class_names.check_class_names(tmp_path, ["0", "1"], renamed=True)
-  with pytest.raises(UserError, match="class cat, and the data set the class carp in its place"):
+  with pytest.raises(
+    UserError, match="class cat, and the data set has the class carp in its place"
+  ):
     class_names.check_class_names(tmp_path, ["carp", "zander"], renamed=True)

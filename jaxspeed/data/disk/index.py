@@ -20,7 +20,7 @@ from jaxtyping import Int64
 from jaxspeed.data import remote
 from jaxspeed.data.formats import npz, pixels
 from jaxspeed.data.formats.folders import readable
-from jaxspeed.data.formats.tfrecord import find_records, parse_example, read_records
+from jaxspeed.data.formats.tfrecord import read_examples
 from jaxspeed.data.table import Listed, Table, name_digest
 from jaxspeed.data.workers import in_processes
 from jaxspeed.devices.host import usable_cpus
@@ -215,21 +215,10 @@ def scan_shard(
     with readable(path), open_regular(path) as file:
       is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
       content = np.empty(0, np.uint8) if is_empty else np.memmap(file, np.uint8, "r")
-  if verify:
-    found = read_records(content, path)
-  else:
-    found = [content.data[at : at + length] for at, length in find_records(content, path)]
-  if len(found) != records:
-    raise UserError(
-      f"{path} holds {len(found)} records and dataset_info.json promises {records}: prepare the "
-      "data set again."
-    )
   rows = []
-  for number, record in enumerate(found):
-    try:
-      image, label, name = parse_example(record, image_key, label_key)
-    except (ValueError, IndexError) as error:
-      raise UserError(f"{path}: record {number} is not a labelled image: {error}") from error
+  for image, label, name in read_examples(
+    content, path, image_key, label_key, records, verify=verify
+  ):
     offset = _address(np.asarray(image)) - _address(content)
     header = _header(io.BytesIO(image))
     rows.append((*header, len(image), offset, label, name_digest(name)))

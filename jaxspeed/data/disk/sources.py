@@ -30,18 +30,18 @@ from jaxspeed.data.disk.prepared import (
 )
 from jaxspeed.data.formats.class_names import check_labels, read_class_names
 from jaxspeed.data.formats.folders import (
-  folder_notes,
   has_splits,
+  left_out,
   list_classes,
   list_folder,
   list_folders,
   readable,
 )
-from jaxspeed.data.formats.label_csv import is_csv, read_csv, require_files
+from jaxspeed.data.formats.label_csv import is_csv, read_csv
 from jaxspeed.data.formats.npz import DEFAULT_CACHE
 from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
-from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds, open_tfds
+from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds
 from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
 from jaxspeed.data.table import Listed, Names, Table
 from jaxspeed.errors import UserError, printable, some
@@ -156,9 +156,7 @@ def _find(name: str, path: str, cache: pathlib.Path, tune: bool) -> Listed:
     return _list_tfds(prepare_with_tfds(name, _ACCEPTED), tune)
   root = expanded(path, "config.data.path").absolute()
   if is_csv(root) and root.exists():
-    listed = read_csv(root, tune=tune)
-    require_files(root, listed.names.decoded())
-    return listed
+    return read_csv(root, tune=tune)
   if not root.is_dir():
     state = "is a file" if root.exists() else "does not exist"
     raise UserError(f"config.data.path: {root} {state}; it names {_ACCEPTED}.")
@@ -182,7 +180,7 @@ def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Li
   if has_splits(root):
     files = list_folders(root, others, tune=tune)
     what = f"folders {' and '.join(files)}"
-  elif version := find_tfds(root, name) or only_tfds(root):
+  elif version := find_tfds(root, name):
     return _list_tfds(version, tune)
   elif list_folder(root).folders:
     files, what = {"": list_classes(root, others)}, "class folders"
@@ -206,7 +204,7 @@ def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Li
     None if "" in files else sum(map(len, files["train"].values())),
     class_names,
     f"{title}: {what}",
-    folder_notes(others, class_names),
+    left_out(others),
     labels=np.concatenate(labels),
   )
 

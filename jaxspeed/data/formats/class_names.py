@@ -2,9 +2,8 @@
 
 import itertools
 import pathlib
-import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxspeed.errors import UserError, printable
@@ -12,56 +11,44 @@ from jaxspeed.files import dump_json, open_regular, parse_json, read_bytes, writ
 
 # The file in a run's folder: a JSON list, so a name may hold any character.
 STORED = "classes.json"
-_MOST_BYTES = 2 * 10**9
-# Tabs may separate columns. Unicode's line ends inside a name would look like two names.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def read_lines(path: pathlib.Path) -> list[str]:
-  """Return the lines of a file, which end with LF, CR LF or CR.
+def read_text(path: pathlib.Path) -> str:
+  """Return the content of a text file, whose lines may end with LF, CR LF or CR, with LF.
 
   Raises:
-    UserError: it is not UTF-8, holds a control character, or is too large.
+    UserError: it is not UTF-8, or holds a zero byte, as spreadsheets and UTF-16 do.
     OSError: it cannot be read.
   """
   with open_regular(path) as file:
-    content = file.read(_MOST_BYTES + 1)
-  if len(content) > _MOST_BYTES:
-    raise UserError(f"{path} has more than {_MOST_BYTES:,} bytes: it must be a list, one a line.")
+    content = file.read()
+  wrong, text = content.find(b"\0"), ""
   try:
     text = content.decode("utf-8-sig")
   except UnicodeDecodeError as error:
-    line = content[: error.start].count(b"\n") + 1
+    wrong = error.start
+  if wrong >= 0:
+    line = content.count(b"\n", 0, wrong) + 1
     raise UserError(
       f"{path}, line {line}, is not UTF-8: save it as plain text in UTF-8, not as a spreadsheet."
-    ) from None
-  text = text.replace("\r\n", "\n").replace("\r", "\n")
-  if found := _CONTROL.search(text):
-    line = text.count("\n", 0, found.start()) + 1
-    raise UserError(
-      f"{path}, line {line}, holds the control character {found[0]!r}: remove it, and save the "
-      "file as plain text in UTF-8."
     )
-  return text.split("\n")
+  return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_class_names(path: pathlib.Path) -> tuple[str, ...]:
   """Read the names in a text file, one on each line; () where the file is missing.
 
   Raises:
-    UserError: the file cannot be read or is not UTF-8; a line is empty, holds a control character,
-      or occurs twice.
+    UserError: the file cannot be read or is not UTF-8; a line is empty, has a tab or occurs twice.
   """
   try:
-    lines = [line.strip(" ") for line in read_lines(path)]
+    lines = [line.strip(" ") for line in read_text(path).rstrip("\n ").split("\n")]
   except FileNotFoundError:
     return ()
   except OSError as error:
     raise UserError(
       f"{path} cannot be read ({error.strerror or error}): make it readable."
     ) from error
-  while lines and not lines[-1]:
-    lines.pop()
   if wrong := [number for number, line in enumerate(lines, 1) if not line or "\t" in line]:
     raise UserError(
       f"{path}, line {wrong[0]}, is empty or has a tab: write the name of a class on each line."
@@ -89,19 +76,14 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
   Raises:
     UserError: class numbers would change their meaning.
   """
-  for path in sorted([folder / STORED, *folder.glob(f"run_*/{STORED}")]):
-    try:
-      stored = parse_json(read_bytes(path))
-    except (OSError, ValueError):
-      continue  # it will be written again
-    if renamed and isinstance(stored, list) and _one_has_numbers(names, list(map(str, stored))):
+  for path in (folder / STORED, *sorted(folder.glob(f"run_*/{STORED}"))):
+    stored = _stored(path)  # what is damaged will be written again
+    if stored is None or stored == list(names) or renamed and _one_has_numbers(names, stored):
       continue
-    if isinstance(stored, list) and stored != list(names):
-      before, now = _first_difference(stored, names)
-      raise UserError(
-        f"{path} names {before}, and the data set {now} in its place: undo that change of the "
-        "data, or choose others or another --workdir."
-      )
+    raise UserError(
+      f"{path} names {_difference(stored, names)}: undo that change of the data, or choose others "
+      "or another --workdir."
+    )
 
 
 def check_weights_classes(
@@ -125,24 +107,26 @@ def check_weights_classes(
     return (
       f"the classes of {path} and {data} are taken in the same order, as one has only their numbers"
     )
-  theirs, ours = _first_difference(stored, names)
   raise UserError(
-    f"{path} was trained with {theirs}, and {data} has {ours} in its place: set --config.data.path "
-    "to data of the same classes in the same order."
+    f"{path} was trained with {_difference(stored, names, data)}: set --config.data.path to data "
+    "of the same classes in the same order."
   )
 
 
 def _one_has_numbers(names: Sequence[str], others: Sequence[str]) -> bool:
   """Return whether one list holds numbers, for unnamed classes, and the other holds names."""
   numbers = list(map(str, range(len(names))))
-  return numbers in (list(names), others) and not set(names) & set(others)
+  return numbers in (list(names), list(others)) and not set(names) & set(others)
 
 
-def _first_difference(stored: Sequence[Any], names: Sequence[str]) -> Iterator[str]:
-  """Yield the first class that differs, as each list calls it."""
-  pairs = itertools.zip_longest(stored, names, fillvalue=None)
-  for each in next((a, b) for a, b in pairs if a != b):
-    yield "no class" if each is None else f"the class {printable(str(each))}"
+def _difference(stored: Sequence[str], names: Sequence[str], data: str = "the data set") -> str:
+  """Return the first class that differs, as each list calls it."""
+  pairs = itertools.zip_longest(stored, names)
+  theirs, ours = (
+    "no class" if each is None else f"the class {printable(each)}"
+    for each in next((a, b) for a, b in pairs if a != b)
+  )
+  return f"{theirs}, and {data} has {ours} in its place"
 
 
 def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
@@ -151,22 +135,23 @@ def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:
   Raises:
     UserError: the file is missing, damaged, or does not name `classes` classes, as the model has.
   """
-  path = folder / STORED
+  names = _stored(folder / STORED)
+  if names is None or len(names) != classes:
+    raise UserError(
+      f"{folder / STORED} is not there, or no list in JSON of the names of the run's {classes} "
+      "classes: restore the run's own file, or write it."
+    )
+  return tuple(names)
+
+
+def _stored(path: pathlib.Path) -> list[str] | None:
+  """Return the names in a run's file; None if it is missing or damaged."""
   try:
     # Without a `kind`: pydantic refuses the escapes of names that are not UTF-8.
-    names = parse_json(read_bytes(path))
+    names: Any = parse_json(read_bytes(path))
   except (OSError, ValueError):
-    names = None
-  if (
-    isinstance(names, list)
-    and all(isinstance(name, str) for name in names)
-    and len(names) == classes
-  ):
-    return tuple(names)
-  raise UserError(
-    f"{path} is not there, or no list in JSON of the names of the run's {classes} classes: restore "
-    "the run's own file, or write it."
-  )
+    return None
+  return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else None
 
 
 def check_labels(smallest: int, largest: int, names: Sequence[str], where: str) -> None:
@@ -194,15 +179,9 @@ def distinct(names: Sequence[str], where: str) -> tuple[str, ...]:
   first: dict[str, int] = {}
   for number, name in enumerate(names):
     before = first.setdefault(unicodedata.normalize("NFC", name), number)
-    if before != number and names[before] == name:
-      raise UserError(
-        f"{where} names the classes {before} and {number} both {name!r}: give each a name of "
-        "its own."
-      )
     if before != number:
       raise UserError(
-        f"{where} has two classes that look alike, {ascii(names[before]):.100} and "
-        f"{ascii(name):.100}, both shown as {name:.100}: rename "
-        "one, or make them one class."
+        f"{where} has two classes that look alike, {before}: {ascii(names[before]):.100} and "
+        f"{number}: {ascii(name):.100}: give each a name of its own, or make them one class."
       )
   return tuple(names)

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
@@ -141,30 +141,6 @@ def left_out(
   """Return a note about files that are left out, by name ending, if there are any."""
   if not others:
     return ()
-  common = sorted(others.items(), key=lambda each: (-each[1], each[0]))
-  named = [f"{printable(ending)} ({count:,})" for ending, count in common[:_ENDINGS]]
-  more = f" and {len(others) - _ENDINGS:,} other endings" if len(others) > _ENDINGS else ""
-  words = (
-    "is left out, as its name does" if others.total() == 1 else "are left out, as their names do"
-  )
-  return (
-    f"{plural(others.total(), 'file')} {where}{words} not end in "
-    f"{', '.join(SUFFIXES)}: {', '.join(named)}{more}",
-  )
-
-
-def folder_notes(others: collections.Counter[str], classes: Iterable[str]) -> tuple[str, ...]:
-  """Return notes about files that are left out, and on classes that differ in case only.
-
-  Args:
-    others: as in `left_out`.
-    classes: the names of the classes.
-  """
-  first: dict[str, str] = {}
-  twins = [(first.setdefault(name.casefold(), name), name) for name in classes]
-  twins = [(one, other) for one, other in twins if one != other]
-  if not twins:
-    return left_out(others)
-  named = ", ".join(printable(f"{one} and {other}") for one, other in twins[:_ENDINGS])
-  note = f"class folders whose names differ in upper and lower case only are classes apart: {named}"
-  return (*left_out(others), note)
+  named = [f"{printable(ending)} ({count:,})" for ending, count in sorted(others.items())]
+  files = plural(others.total(), "file")
+  return (f"left out: {files} {where}with other endings than images: {some(named, _ENDINGS)}",)

@@ -8,7 +8,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from jaxspeed.data.formats.tfrecord import find_tfds, only_tfds
+from jaxspeed.data.formats.tfrecord import find_tfds
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded
 
@@ -35,8 +35,7 @@ def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
       message says what config.data.path accepts (`accepted`).
   """
   root = expanded(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"), "TFDS_DATA_DIR")
-  place = name.replace(":", "/")
-  if found := find_tfds(root, place) or only_tfds(root / place):
+  if found := find_tfds(root / name.replace(":", "/"), ""):
     return found
   if not _may_download.get():
     raise UserError(

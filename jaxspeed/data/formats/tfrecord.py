@@ -51,16 +51,17 @@ class TfdsInfo:
   label_key: str
   class_names: tuple[str, ...]
 
-  @property
-  def files(self) -> tuple[pathlib.Path, ...]:
-    """Every file that is read."""
-    names = [path for path in (self.folder / f"{self.label_key}.labels.txt",) if path.is_file()]
-    shards = [shard.path for shard in self.train + self.eval]
-    return (self.folder / "dataset_info.json", *names, *shards)
-
 
 def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
-  """Return the newest version of `name`; `path` is a data_dir, its folder or a version's folder."""
+  """Return the newest version of a data set, or None.
+
+  Args:
+    path: the folder of a version, of a data set, or of several (TFDS's data_dir).
+    name: the data set, of several; another one that is alone in a data_dir is found too.
+
+  Raises:
+    UserError: there are several, none of this name.
+  """
   for folder in (path, path / name):
     if (folder / "dataset_info.json").is_file():
       return folder
@@ -68,22 +69,13 @@ def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
     versions = [each for each in versions if re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", each.name)]
     if versions:
       return max(versions, key=lambda each: tuple(map(int, each.name.split("."))))
-  return None
-
-
-def only_tfds(path: pathlib.Path) -> pathlib.Path | None:
-  """Return the newest version of the only data set in a data_dir, or None if it holds none.
-
-  Raises:
-    UserError: there are several data sets.
-  """
   sets = sorted({info.parent.parent for info in path.glob("*/*/dataset_info.json")})
   if len(sets) > 1:
     raise UserError(
       f"{path} holds {len(sets)} data sets ({', '.join(each.name for each in sets[:5])}): name the "
       "folder of one of them."
     )
-  return find_tfds(sets[0], "") if sets else None
+  return find_tfds(sets[0], name) if sets else None
 
 
 def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
@@ -174,27 +166,21 @@ def read_shards(
   labels: list[int] = []
   for shard in shards:
     with open_regular(shard.path) as file:
-      records = read_records(np.fromfile(file, np.uint8), shard.path)
-    if len(records) != shard.records:
-      raise UserError(
-        f"{shard.path} holds {len(records)} records and dataset_info.json promises "
-        f"{shard.records}: prepare the data set again."
-      )
-    for number, record in enumerate(records):
+      content = np.fromfile(file, np.uint8)
+    for example in read_examples(
+      content, shard.path, info.image_key, info.label_key, shard.records
+    ):
       try:
-        encoded, label, _ = parse_example(record, info.image_key, info.label_key)
-        image = _decode(encoded)
-      except (ValueError, IndexError, OSError, Image.DecompressionBombError) as error:
+        images.append(_decode(example.image))
+      except (ValueError, OSError, Image.DecompressionBombError) as error:
+        raise UserError(f"{shard.path}: image {len(images)} cannot be decoded: {error}") from error
+      if images[-1].shape != images[0].shape:
+        (h, w), (i, j) = images[-1].shape[:2], images[0].shape[:2]
         raise UserError(
-          f"{shard.path}: record {number} is not a labelled image: {error}"
-        ) from error
-      if images and image.shape != images[0].shape:
-        raise UserError(
-          f"{shard.path}: image {number} is {image.shape[0]} x {image.shape[1]} pixels and the "
-          f"first one {images[0].shape[0]} x {images[0].shape[1]}; data in memory need one size."
+          f"{shard.path}: an image is {h} x {w} pixels and the first one {i} x {j}; data in memory "
+          "need one size."
         )
-      images.append(image)
-      labels.append(label)
+      labels.append(example.label)
   # Clipped, not wrapped: a label too large for int32 must not become a valid one.
   int32 = np.iinfo(np.int32)
   return np.stack(images), np.clip(labels, int32.min, int32.max).astype(np.int32)
@@ -207,56 +193,46 @@ def _decode(encoded: memoryview) -> UInt8[np.ndarray, "h w 3"]:
     return np.asarray(image.convert("RGB"))
 
 
-def read_records(content: UInt8[np.ndarray, "bytes"], path: object) -> list[memoryview]:
+def read_records(
+  content: UInt8[np.ndarray, "bytes"], path: object, *, verify: bool = True
+) -> list[memoryview]:
   """Split a file of TFRecords: length (8 bytes), its checksum (4), data, its checksum (4).
+
+  Args:
+    content: the file.
+    path: its name, for messages.
+    verify: whether to read the data, too, and to verify their checksums.
 
   Raises:
     UserError: a record is cut off or does not fit its checksums; the message names the first one.
   """
-  frames = find_records(content, path)
-  records = [content.data[start : start + length] for start, length in frames]
-  _check(content, path, records, [start + length for start, length in frames])
+  view, position = content.data, 0
+  records: list[memoryview] = []
+  while position + 12 <= len(view):
+    _check(view, position, 8, path, len(records))
+    start = position + 12
+    (length,) = struct.unpack_from("<Q", view, position)
+    position = start + length + 4
+    if position <= len(view):
+      if verify:
+        _check(view, start, length, path, len(records))
+      records.append(view[start : start + length])
+  if position != len(view):
+    raise UserError(
+      f"{path} ends in the middle of record {len(records)}, at byte {len(view)}: it was cut off; "
+      "remove it, and copy it or prepare the data set again."
+    )
   return records
 
 
-def find_records(content: UInt8[np.ndarray, "bytes"], path: object) -> list[tuple[int, int]]:
-  """Return (first byte, length) of each record's data without reading the data.
-
-  Raises:
-    UserError: a record is cut off, or its length does not fit the checksum; the message names the
-      first one.
-  """
-  view = content.data
-  frames, position = [], 0
-  while position + 12 <= len(view):
-    (length,) = struct.unpack_from("<Q", view, position)
-    frames.append((position + 12, length))
-    position += 12 + length + 4
-  starts = [start for start, _ in frames]
-  _check(content, path, [view[start - 12 : start - 4] for start in starts], [s - 4 for s in starts])
-  if position != len(view):
-    whole = len(frames) - (position > len(view))
+def _check(view: memoryview, begin: int, size: int, path: object, record: int) -> None:
+  """Compare the checksum of some bytes with the four bytes after them."""
+  (stored,) = struct.unpack_from("<I", view, begin + size)
+  if masked_checksum(view[begin : begin + size]) != stored:
     raise UserError(
-      f"{path} ends in the middle of record {whole}, at byte {len(view)}: it was cut off; "
-      "remove it, and copy it or prepare the data set again."
+      f"{path} is damaged: record {record} does not fit its checksum; remove it, "
+      "and copy it or prepare the data set again."
     )
-  return frames
-
-
-def _check(
-  content: UInt8[np.ndarray, "bytes"],
-  path: object,
-  parts: Sequence[memoryview],
-  checksums_at: Sequence[int],
-) -> None:
-  """Compare each part's masked CRC32C with the four bytes at its position in `content`."""
-  for record, (part, place) in enumerate(zip(parts, checksums_at, strict=True)):
-    (stored,) = struct.unpack_from("<I", content.data, place)
-    if masked_checksum(part) != stored:
-      raise UserError(
-        f"{path} is damaged: record {record} does not fit its checksum; remove it, "
-        "and copy it or prepare the data set again."
-      )
 
 
 class Example(NamedTuple):
@@ -265,6 +241,39 @@ class Example(NamedTuple):
   image: memoryview
   label: int
   name: bytes
+
+
+def read_examples(
+  content: UInt8[np.ndarray, "bytes"],
+  path: object,
+  image_key: str,
+  label_key: str,
+  records: int,
+  *,
+  verify: bool = True,
+) -> Iterator[Example]:
+  """Yield the examples of a shard.
+
+  Args:
+    content, path, verify: as in `read_records`.
+    image_key, label_key: names of the features.
+    records: their number according to dataset_info.json.
+
+  Raises:
+    UserError: as `read_records`; or it does not hold so many labelled images.
+  """
+  found = read_records(content, path, verify=verify)
+  if len(found) != records:
+    raise UserError(
+      f"{path} holds {len(found)} records and dataset_info.json promises {records}: prepare the "
+      "data set again."
+    )
+  for number, record in enumerate(found):
+    try:
+      example = parse_example(record, image_key, label_key)
+    except (ValueError, IndexError) as error:
+      raise UserError(f"{path}: record {number} is not a labelled image: {error}") from error
+    yield example
 
 
 def parse_example(record: memoryview, image_key: str, label_key: str) -> Example:
