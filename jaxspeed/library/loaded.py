@@ -18,13 +18,13 @@ from jaxspeed.config import stored
 from jaxspeed.config.registry import AnyModel
 from jaxspeed.data.batch import pad_batches
 from jaxspeed.data.formats.class_names import stored_class_names
+from jaxspeed.data.memory.own import images_of, labels_of
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats.choices import Format, InputDtype
 from jaxspeed.files import expanded
-from jaxspeed.library.arrays import images_of, labels_of
 from jaxspeed.library.calling import library_call
 from jaxspeed.models import make  # noqa: F401  registers the families of models
 from jaxspeed.models.own import check_module, describe_model

@@ -23,14 +23,13 @@ from jaxspeed.config.registry import DATA_SETS
 from jaxspeed.data import remote
 from jaxspeed.data.formats import npz
 from jaxspeed.data.formats.class_names import check_labels
-from jaxspeed.data.formats.folders import has_splits, list_folder, readable
+from jaxspeed.data.formats.folders import readable
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.formats.tfds_download import prepare_with_tfds
 from jaxspeed.data.formats.tfrecord import TfdsInfo, find_tfds, open_tfds, read_shards
 from jaxspeed.data.hold_out import TENTH, hold_out_line, require_trained, single_image_note
 from jaxspeed.data.memory.cifar import (
   find_cifar,
-  find_pickled,
   read_cifar_archive,
   read_cifar_folder,
   refuse_pickled,
@@ -38,6 +37,7 @@ from jaxspeed.data.memory.cifar import (
 from jaxspeed.data.memory.digits import HELD_OUT as DIGITS_HELD_OUT
 from jaxspeed.data.memory.digits import read_digits
 from jaxspeed.data.memory.own import (
+  FIELDS,
   channel_statistics,
   check_sizes,
   read_own,
@@ -64,11 +64,12 @@ KNOWN = {
   "cifar100": Known(50_000, 10_000, 32, 100),
   "digits": Known(1_500, DIGITS_HELD_OUT, 8, 10),
 }
-_FIELDS = ("train_images", "train_labels", "eval_images", "eval_labels")
 _ACCEPTED = (
   "a folder or .tar.gz archive of CIFAR's binary version (data_batch_1.bin ... or train.bin), a "
   "folder that TFDS prepared (dataset_info.json), or a folder with train/images.npy, "
-  "train/labels.npy, val/images.npy and val/labels.npy, or with images.npy and labels.npy"
+  "train/labels.npy, val/images.npy and val/labels.npy, or with images.npy and labels.npy; images "
+  "in files, a list or a bucket train with a recipe that reads them, such as "
+  "--config=configs/imagenette.py"
 )
 
 
@@ -158,8 +159,9 @@ def open_arrays(
   follow: bool = False,
   tune: bool = False,
   share: float = TENTH,
+  given: Arrays | None = None,
 ) -> Arrays:
-  """Open the data set that a config names.
+  """Open the data set that a config names, or check arrays that Python passes.
 
   Args:
     name: a registered data set; or without a path 'cifar10', 'cifar100' or 'digits'.
@@ -169,26 +171,30 @@ def open_arrays(
     follow: whether a user's own arrays may have another number of classes.
     tune: whether to `hold_out` training images; evaluation images are then not needed.
     share: share of each class to hold out, where images are.
+    given: the arrays from Python, in place of `name` and `path`.
 
   Raises:
     UserError: `path` holds no readable data set, a damaged one, or another number of classes.
   """
   cache_folder = expanded(cache or npz.DEFAULT_CACHE, "config.data.cache")
   registered = name in DATA_SETS
-  if not (path or registered):
+  if not (path or registered or given is not None):
     known(name)
   with readable(path or name):
-    if registered:
+    if given is not None:
+      arrays = given
+    elif registered:
       arrays = Arrays(**read_registered(name, path))
     elif remote.is_remote(path):
-      raise _on_disk(f"{path} is an address")
+      raise _refused(path, "is an address, and this recipe trains from memory")
     elif path:
       arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune)
     elif name == "digits":
       arrays = Arrays(**read_digits())
     else:
       arrays = _read_tfds(prepare_with_tfds(name, _ACCEPTED), cache_folder, tune)
-  arrays = with_classes(arrays, classes, path or name, follow and arrays.is_own)
+  where = "data=" if given is not None else path or name
+  arrays = with_classes(arrays, classes, where, follow and arrays.is_own)
   if arrays.evaluated_on == "held-out" and not len(arrays.eval_labels):
     arrays = hold_out(arrays, share, "held-out")
   return hold_out(arrays, share) if tune else arrays
@@ -221,39 +227,25 @@ def hold_out(arrays: Arrays, share: float = TENTH, evaluated_on: str = "validati
 def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -> Arrays:
   """Find the format of the data set at `path`, and read it."""
   if not path.exists():
-    raise UserError(f"config.data.path: {path} does not exist; it names {_ACCEPTED}.")
+    raise _refused(path, "does not exist")
   if is_csv(path):
-    raise _on_disk(f"{path} lists image files")
+    raise _refused(path, "lists image files, and this recipe trains from memory")
   if path.is_file():
     return _through_cache(path, [path], cache, lambda: Arrays(**read_cifar_archive(path)))
+  if not path.is_dir():
+    raise _refused(path, "is not a regular file")
   if found := find_cifar(path, name):
     return Arrays(**read_cifar_folder(*found))
   if version := find_tfds(path, name):
     return _read_tfds(version, cache, tune)
   if any((folder / "images.npy").exists() for folder in (path, path / "train")):
     return Arrays(**read_own(path, tune=tune))
-  raise _refuse(path)
+  refuse_pickled(path, [path.name, *(each.name for each in path.iterdir())])
+  raise _refused(path, "holds no data set, and this recipe trains from memory")
 
 
-def _on_disk(found: str) -> UserError:
-  return UserError(
-    f"config.data.path: {found}, and this recipe trains from memory: choose one that reads them "
-    "from disk, such as --config=configs/imagenette.py."
-  )
-
-
-def _refuse(path: pathlib.Path) -> UserError:
-  """Return the error that says why `path` holds no data set for memory, and what to use."""
-  if pickled := find_pickled(path):
-    return refuse_pickled(pickled)
-  if not path.is_dir():
-    return UserError(f"config.data.path: {path} is not a regular file; it names {_ACCEPTED}.")
-  if has_splits(path) or any(
-    list_folder(path / each).images for each in list_folder(path).folders[:1]
-  ):
-    return _on_disk(f"{path} has folders of images")
-  content = "is empty" if next(path.iterdir(), None) is None else "holds no data set read here"
-  return UserError(f"config.data.path: {path} {content}; it names {_ACCEPTED}.")
+def _refused(path: object, found: str) -> UserError:
+  return UserError(f"config.data.path: {path} {found}; it names {_ACCEPTED}.")
 
 
 def _through_cache(
@@ -271,38 +263,33 @@ def _through_cache(
     if entry.is_file():
       try:
         found, about = npz.read(entry)
-        if about["files"] == stats:
-          title = f"{about['source']}, from the cache"
-          fields: dict[str, Any] = dict(found)
-          names = tuple(about["class_names"])
-          return Arrays(**fields, class_names=names, source=title, name=about["name"])
+        if about.pop("files") == stats:
+          about |= {"class_names": tuple(about["class_names"])}
+          fields: dict[str, Any] = found | about
+          return Arrays(**fields | {"source": f"{about['source']}, from the cache"})
       except (ValueError, KeyError, TypeError) as error:
         _log.warning("the cache %s is not used and will be made again: %s", entry, error)
     _log.info("reading %s", source)
     arrays = read()
     about = {field: getattr(arrays, field) for field in ("name", "source", "class_names")}
-    columns = {field: getattr(arrays, field) for field in _FIELDS}
+    columns = {field: getattr(arrays, field) for field in FIELDS}
     npz.store(entry, columns, about | {"files": stats})
     return arrays
 
 
 def _read_tfds(folder: pathlib.Path, cache: pathlib.Path, tune: bool) -> Arrays:
   info = open_tfds(folder, tune=tune)
-  return _through_cache(folder, info.files, cache, lambda: _from_tfds(info))
+  return _through_cache(folder, sorted(folder.iterdir()), cache, lambda: _from_tfds(info))
 
 
 def _from_tfds(info: TfdsInfo) -> Arrays:
-  train_images, train_labels = read_shards(info, info.train)
+  train = read_shards(info, info.train)
   # A data set without an evaluation split is opened for a hold-out only.
-  eval_images, eval_labels = (
-    read_shards(info, info.eval) if info.eval else (train_images[:0], train_labels[:0])
-  )
-  check_sizes(train_images, eval_images, info.folder)
+  held_out = read_shards(info, info.eval) if info.eval else (train[0][:0], train[1][:0])
+  check_sizes(train[0], held_out[0], info.folder)
   return Arrays(
-    train_images=train_images,
-    train_labels=train_labels,
-    eval_images=eval_images,
-    eval_labels=eval_labels,
+    *train,
+    *held_out,
     class_names=info.class_names,
     source=printable(f"TFDS {info.name} {info.folder.name}, splits train and {info.eval_split}"),
     name=info.name or "tfds",
@@ -342,13 +329,3 @@ def with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arra
   names = arrays.class_names or tuple(map(str, range(classes)))
   require_trained(arrays.train_labels, arrays.eval_labels, names, where)
   return dataclasses.replace(arrays, class_names=names)
-
-
-def take_arrays(arrays: Arrays, *, classes: int, follow: bool, tune: bool, share: float) -> Arrays:
-  """Check arrays that Python passes, and name their classes; arguments as in `open_arrays`.
-
-  Raises:
-    UserError: labels do not count classes from 0, or there are more classes than in the config.
-  """
-  arrays = with_classes(arrays, classes, "data=", follow)
-  return hold_out(arrays, share) if tune else arrays

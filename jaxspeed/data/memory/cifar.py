@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import tarfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ _IMAGE_BYTES = 3 * 32 * 32
 # fine_label_names.txt has 1.2 kB.
 _NAMES_BYTES = 1 << 16
 _CHUNK = 1 << 20
-_PICKLED_FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
+_PICKLED = {"cifar-10-batches-py", "cifar-100-python", "data_batch_1"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,23 +70,14 @@ def find_cifar(path: pathlib.Path, name: str) -> tuple[Layout, pathlib.Path] | N
   return None
 
 
-def find_pickled(path: pathlib.Path) -> pathlib.Path | None:
-  """Return the folder of a pickled "python version" at `path` or below, if any."""
-  for folder in (path, *(path / each for each in _PICKLED_FOLDERS)):
-    if any(
-      all((folder / f).is_file() for f in each) for each in (["data_batch_1"], ["train", "meta"])
-    ):
-      return folder
-  return None
-
-
-def refuse_pickled(path: pathlib.Path) -> UserError:
-  """Return the error that refuses the "python version" at `path` and says what to use."""
-  return UserError(
-    f"{path} is the pickled Python version of CIFAR, which is not read because unpickling a file "
-    "runs the code in it: use the binary version (cifar-10-binary.tar.gz or "
-    "cifar-100-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html) or TFDS."
-  )
+def refuse_pickled(path: pathlib.Path, names: Iterable[str]) -> None:
+  """Raise a UserError if `path` is the "python version", by names of files and folders in it."""
+  if _PICKLED & set(names):
+    raise UserError(
+      f"{path} is the pickled Python version of CIFAR, which is not read because unpickling a file "
+      "runs the code in it: use the binary version (cifar-10-binary.tar.gz or "
+      "cifar-100-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html) or TFDS."
+    )
 
 
 def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> dict[str, Any]:
@@ -120,9 +111,8 @@ def read_cifar_archive(path: pathlib.Path) -> dict[str, Any]:
   try:
     with tarfile.open(path) as archive:
       for member in archive:
-        folder, _, file = f"/{member.name}".rpartition("/")
-        if file == "data_batch_1" or folder.rpartition("/")[2] in _PICKLED_FOLDERS:
-          raise refuse_pickled(path)
+        refuse_pickled(path, member.name.split("/"))
+        file = member.name.rpartition("/")[2]
         if file in layouts and member.isfile() and (stream := archive.extractfile(member)):
           contents[file] = _content(layouts[file], file, member.size, stream, path)
       while archive.fileobj and archive.fileobj.read(_CHUNK):

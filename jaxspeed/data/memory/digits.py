@@ -1,7 +1,5 @@
 """Scikit-learn's digits, which need no download."""
 
-import gzip
-import importlib
 import importlib.util
 import pathlib
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxspeed.data.memory.own import repeat_grey
+from jaxspeed.errors import UserError
 
 # Images held out for evaluation, of 1,797.
 HELD_OUT = 297
@@ -20,7 +19,12 @@ def read_digits() -> dict[str, Any]:
   Returns:
     Fields of `arrays.Arrays`.
   """
-  table = _read_table()
+  # Without scikit-learn's code, whose import takes about a second.
+  found = importlib.util.find_spec("sklearn")
+  if found is None or found.origin is None:
+    raise UserError("config.data.name='digits' needs scikit-learn: pip install scikit-learn.")
+  path = pathlib.Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+  table = np.loadtxt(path, delimiter=",")  # a row a digit: 64 pixels, and the label
   grey = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # from 0 ... 16
   images, labels = repeat_grey(grey), table[:, -1].astype(np.int32)
   # RandomState's streams are frozen (NEP 19); newer generators may change with NumPy's version.
@@ -36,19 +40,3 @@ def read_digits() -> dict[str, Any]:
     "name": "digits",
     "evaluated_on": "held-out",
   }
-
-
-def _read_table() -> np.ndarray:
-  """Return a row for each digit: its 64 pixels, and its label.
-
-  The file is read without scikit-learn, whose import takes about a second; a version that keeps it
-  elsewhere is asked.
-  """
-  found = importlib.util.find_spec("sklearn")
-  if found is not None and found.origin is not None:
-    path = pathlib.Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if path.is_file():
-      with gzip.open(path, "rt") as lines:
-        return np.loadtxt(lines, delimiter=",")
-  digits = importlib.import_module("sklearn.datasets").load_digits()
-  return np.column_stack([digits.data, digits.target])

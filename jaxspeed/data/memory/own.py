@@ -1,8 +1,8 @@
-"""A user's own arrays: from .npy files, or from a function that is registered as a data set."""
+"""A user's own arrays: from Python, from .npy files, or from a registered function."""
 
 import hashlib
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,111 @@ from jaxspeed.data.hold_out import split_by_digest
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import open_regular
 
-# The limit of `config.data.classes`.
-_MOST_CLASSES = 1_000_000
 # Images counted at a time: all at once in float64, a data set of 2.4 GB took 20.9 GB of memory.
 _COUNTED = 1_024
+# The arrays of `arrays.Arrays`.
+FIELDS = ("train_images", "train_labels", "eval_images", "eval_labels")
+_ACCEPTED = (
+  "uint8 from 0 to 255, or floats from 0 to 1, of shape [n, height, width, 3] or, if grey, "
+  "[n, height, width], where n may be 1"
+)
+
+
+def checked(parts: Sequence[Any], names: Sequence[str]) -> dict[str, np.ndarray]:
+  """Return the images and labels of `arrays.Arrays`, in its types.
+
+  Args:
+    parts: images and labels to train on, and to evaluate on; None: there are none of the latter.
+    names: what messages call them.
+
+  Raises:
+    UserError: they are no images or labels, or do not fit together.
+  """
+  images = images_of(parts[0], names[0])
+  found = [images, labels_of(parts[1], len(images), names[1])]
+  if parts[2] is None:
+    found += [part[:0] for part in found]
+  else:
+    found.append(images_of(parts[2], names[2]))
+    found.append(labels_of(parts[3], len(found[2]), names[3]))
+  check_sizes(found[0], found[2], names[0])
+  return dict(zip(FIELDS, found, strict=True))
+
+
+def images_of(images: Any, name: str, *, one: bool = False) -> UInt8[np.ndarray, "n h w 3"]:
+  """Return images as uint8 in three channels; floats from 0 to 1 are rounded to 256 levels.
+
+  Args:
+    images: arrays, or anything that `numpy.asarray` takes.
+    name: what messages call them.
+    one: whether it may be a single image, [h, w, 3] or [h, w].
+
+  Raises:
+    UserError: they are of another kind.
+  """
+  images = _as_array(images, name, "images of {} have different sizes: resize them to one size.")
+  if images.shape[:1] == (0,):
+    raise UserError(f"{name} holds no image: give at least one.")
+  alone = images.ndim == 3 and images.shape[-1] in (1, 3) and images.shape[1] != images.shape[2]
+  if one and (images.ndim == 2 or alone):
+    images, alone = images[None], False
+  found = f"{name} is {images.dtype} of shape {images.shape}"
+  if (
+    alone
+    or images.ndim not in (3, 4)
+    or images.shape[3:] not in ((), (1,), (3,))
+    or 0 in images.shape
+    or images.dtype != np.uint8
+    and images.dtype.kind != "f"
+  ):
+    raise UserError(f"{found}: images are {_ACCEPTED}.")
+  if images.dtype.kind == "f":
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):  # also for NaN
+      raise UserError(
+        f"{name} has floats from {low:g} to {high:g}: they must be from 0 to 1, and not "
+        "normalised; divide by 255, or pass uint8."
+      )
+    images = np.rint(images * 255).astype(np.uint8)
+  return repeat_grey(images) if images.shape[3:] != (3,) else np.ascontiguousarray(images)
+
+
+def labels_of(labels: Any, count: int, name: str) -> Int32[np.ndarray, "n"]:
+  """Return labels as int32.
+
+  Raises:
+    UserError: they are no integers of at least 0, one for each of `count` images.
+  """
+  labels = _as_array(labels, name, "{} has labels of different shapes: labels are integers.")
+  if labels.dtype.kind not in "iu" or labels.shape != (count,):
+    advice = ""
+    if labels.shape == (count, 1):
+      advice = f"; {name}.ravel() makes a row of the column"
+    elif labels.ndim == 2 and len(labels) == count:
+      advice = f"; {name}.argmax(axis=1) turns one-hot rows into labels"
+    raise UserError(
+      f"{name} is {labels.dtype} of shape {labels.shape}: labels are integers of shape ({count},), "
+      f"one for each image{advice}."
+    )
+  if wrong := [each for each in map(int, (labels.min(), labels.max())) if not 0 <= each < 10**6]:
+    raise UserError(
+      f"{name} has the label {wrong[0]}: labels count classes from 0, below 1,000,000."
+    )
+  return labels.astype(np.int32)
+
+
+def _as_array(values: Any, name: str, ragged: str) -> np.ndarray:
+  if np.ma.is_masked(values):
+    raise UserError(f"{name} is a masked array: leave out or fill in what is masked.")
+  try:
+    return np.asarray(values)
+  except ValueError:
+    raise UserError(ragged.format(name)) from None
+
+
+def repeat_grey(images: np.ndarray) -> UInt8[np.ndarray, "n h w 3"]:
+  """Return images [n, h, w] or [n, h, w, 1] with their values in three channels."""
+  return np.repeat(images.reshape(*images.shape[:3], 1), 3, axis=-1)
 
 
 def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
@@ -35,28 +136,19 @@ def read_own(path: pathlib.Path, *, tune: bool) -> dict[str, Any]:
   Raises:
     UserError: a file is missing, damaged, or does not hold images or labels.
   """
-  name, alone = printable(path.name), not (path / "train").is_dir()
+  alone = not (path / "train").is_dir()
   split = next((each for each in EVAL_FOLDERS if (path / each).is_dir()), None)
   if not (alone or tune or split):
     raise UserError(
       f"{path} has train/ but none of val/, validation/ and test/ to evaluate on: complete it, "
       "or set --config.tune_on=validation, which holds config.data.hold_out of train/ out."
     )
-  images, labels, grey = _read_pair(path if alone else path / "train")
-  held_out, held_out_labels, eval_grey = images[:0], labels[:0], 0
-  source = f"{name}: {'arrays' if alone else 'train'}"
-  if split and not (alone or tune):
-    held_out, held_out_labels, eval_grey = _read_pair(path / split)
-    source += f" and {split}"
-  check_sizes(images, held_out, path)
-  return {
-    "train_images": images,
-    "train_labels": labels,
-    "eval_images": held_out,
-    "eval_labels": held_out_labels,
+  splits = ["."] if alone else ["train"] if tune else ["train", str(split)]
+  files = [path / each / f"{kind}.npy" for each in splits for kind in ("images", "labels")]
+  parts = [*map(read_npy, files), None, None][:4]
+  return checked(parts, [*map(str, files), "", ""]) | {
     "class_names": read_class_names(path / "classes.txt"),
-    "source": source,
-    "notes": grey_note(grey + eval_grey, len(images) + len(held_out)),
+    "source": f"{printable(path.name)}: {'arrays' if alone else ' and '.join(splits)}",
     "evaluated_on": "held-out" if alone else "test",
   }
 
@@ -72,54 +164,17 @@ def read_registered(name: str, path: str) -> dict[str, Any]:
     UserError: its function does not return images and labels.
   """
   made = DATA_SETS[name](path)
-  wanted = ("train_images", "train_labels", "eval_images", "eval_labels")
-  named = made.get("class_names", ()) if isinstance(made, Mapping) else ()
-  if not isinstance(made, Mapping) or made.keys() - {"class_names"} != set(wanted):
+  if not isinstance(made, Mapping) or made.keys() - {"class_names"} != set(FIELDS):
     found = ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
     raise UserError(
-      f"the data set {name!r} returns {found}: return a dict with {', '.join(wanted)}, and "
+      f"the data set {name!r} returns {found}: return a dict with {', '.join(FIELDS)}, and "
       "class_names if it has any."
     )
-  fields: dict[str, Any] = {}
-  grey = 0
-  for split in ("train", "eval"):
-    keys = f"{split}_images", f"{split}_labels"
-    where = tuple(f"the data set {name!r}: {key}" for key in keys)
-    images, labels = map(unmasked, [made[key] for key in keys], where)
-    *pair, grey_images = _checked_pair(images, labels, where)
-    fields |= dict(zip(keys, pair, strict=True))
-    grey += grey_images
-  check_sizes(fields["train_images"], fields["eval_images"], f"the data set {name!r}")
-  return fields | {
-    "class_names": tuple(map(str, named)),
+  names = [f"the data set {name!r}: {key}" for key in FIELDS]
+  return checked([made[key] for key in FIELDS], names) | {
+    "class_names": tuple(map(str, made.get("class_names", ()))),
     "source": printable(f"data set {name}"),
-    "notes": grey_note(grey, len(fields["train_images"]) + len(fields["eval_images"])),
   }
-
-
-def repeat_grey(images: np.ndarray) -> UInt8[np.ndarray, "n h w 3"]:
-  """Return images [n, h, w] or [n, h, w, 1] with their values in three channels."""
-  return np.repeat(images.reshape(*images.shape[:3], 1), 3, axis=-1)
-
-
-def grey_note(grey: int, images: int) -> tuple[str, ...]:
-  """Return a note about grey images, if there are any.
-
-  Args:
-    grey: number of grey images.
-    images: number of images.
-  """
-  if not grey:
-    return ()
-  which = f"all {images:,}" if grey == images else f"{grey:,} of {images:,}"
-  return (f"{which} images are grey: repeated to three channels",)
-
-
-def unmasked(values: Any, name: str) -> np.ndarray:
-  """Return values as an array; raises a UserError if some are masked, as NumPy drops a mask."""
-  if np.ma.is_masked(values):
-    raise UserError(f"{name} is a masked array: leave out or fill in what is masked.")
-  return np.asarray(values)
 
 
 def read_npy(path: pathlib.Path) -> np.ndarray:
@@ -145,52 +200,6 @@ def read_npy(path: pathlib.Path) -> np.ndarray:
     ) from error
 
 
-def _read_pair(
-  folder: pathlib.Path,
-) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"], int]:
-  """Read images.npy and labels.npy of one folder, as `_checked_pair` returns them."""
-  files = folder / "images.npy", folder / "labels.npy"
-  return _checked_pair(read_npy(files[0]), read_npy(files[1]), (str(files[0]), str(files[1])))
-
-
-def _checked_pair(
-  images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]
-) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"], int]:
-  """Return images of three channels, int32 labels, and how many images were grey.
-
-  Raises:
-    UserError: they are no images or labels; it has their `names`.
-  """
-  images_name, labels_name = names
-  if (
-    images.dtype != np.uint8
-    or images.ndim not in (3, 4)
-    or images.shape[3:] not in ((), (1,), (3,))
-    or 0 in images.shape[1:]
-  ):
-    raise UserError(
-      f"{images_name} is {images.dtype} of shape {images.shape}: images are uint8, "
-      "[n, height, width, 3] or grey [n, height, width]."
-    )
-  if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not labels.size:
-    raise UserError(
-      f"{labels_name} is {labels.dtype} of shape {labels.shape}: labels are integers, "
-      f"one for each of the {len(images)} images, and at least one."
-    )
-  grey = images.shape[3:] != (3,)
-  if grey:
-    images = repeat_grey(images)
-  if (largest := int(labels.max())) >= _MOST_CLASSES:
-    raise UserError(
-      f"{labels_name} holds the label {largest}: labels count classes from 0, and there "
-      f"are at most {_MOST_CLASSES:,}."
-    )
-  # Clipped, not wrapped: a negative label too large for int32 must stay negative.
-  int32 = np.iinfo(np.int32)
-  labels = np.clip(labels, int32.min, int32.max).astype(np.int32)
-  return images, labels, len(images) * grey
-
-
 def share_of(
   images: UInt8[np.ndarray, "n h w 3"], labels: Int32[np.ndarray, "n"], share: float, where: str
 ) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
@@ -200,10 +209,9 @@ def share_of(
 
 
 def check_sizes(
-  train: UInt8[np.ndarray, "n h w 3"],
-  held_out: UInt8[np.ndarray, "m i j 3"],
-  where: pathlib.Path | str,
+  train: UInt8[np.ndarray, "n h w 3"], held_out: UInt8[np.ndarray, "m i j 3"], where: object
 ) -> None:
+  """Raise a UserError where images to train and to evaluate on differ in size."""
   if train.shape[1:] != held_out.shape[1:]:
     (h, w), (i, j) = train.shape[1:3], held_out.shape[1:3]
     raise UserError(

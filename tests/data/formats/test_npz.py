@@ -74,10 +74,3 @@ def test_what_cannot_be_written_is_told_once_and_leaves_nothing(tmp_path, monkey
   npz.store(tmp_path / "cache" / "a.npz", arrays(), ABOUT)
   assert "cannot be written (1000 requested and 5 written)" in caplog.text
   assert not list((tmp_path / "cache").iterdir())
-
-
-def test_stats_see_size_and_time(tmp_path):
-  path = tmp_path / "a.bin"
-  path.write_bytes(b"abc")
-  os.utime(path, ns=(0, 1_234_567_890_123_456_789))
-  assert npz.stats_of([path]) == [["a.bin", 3, 1_234_567_890_123_456_789]]

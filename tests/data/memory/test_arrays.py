@@ -136,13 +136,6 @@ def test_a_download_that_fails_is_told_in_one_line(tmp_path, opened, monkeypatch
   assert "\n" not in str(caught.value) and "much more" not in str(caught.value)
 
 
-def test_known_sets_do_not_decide_it(archive, opened):
-  found = opened(archive[0], follow=True)
-  assert (found.name, found.is_own) == ("cifar10", False)
-  with pytest.raises(UserError, match="set --config.data.classes=10"):
-    opened(archive[0], follow=True, classes=100)
-
-
 def test_digits():
   from sklearn.datasets import load_digits
 
@@ -177,13 +170,16 @@ def test_paths_that_hold_no_set_are_named(tmp_path, opened):
   (tmp_path / "empty").mkdir()
   (tmp_path / "photos" / "train" / "cat").mkdir(parents=True)
   (tmp_path / "notes.txt").write_text("no set")
+  with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as file:
+    file.add(tmp_path / "notes.txt", "notes.txt")
   (tmp_path / "cifar-10-batches-py").mkdir()
   (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(pickle.dumps({}))
   for path, message in {
     "nowhere": "nowhere does not exist; it names a folder or .tar.gz archive of CIFAR's binary",
-    "empty": "empty is empty; it names .*dataset_info.json.*train/images.npy",
-    "photos": "photos has folders of images, and this recipe trains from memory: choose",
+    "empty": "empty holds no data set, .*; it names .*dataset_info.json.*train/images.npy",
+    "photos": "photos holds no data set, .* trains from memory; .*configs/imagenette.py",
     "notes.txt": "notes.txt cannot be read as an archive",
+    "other.tar.gz": "other.tar.gz is an archive without test_batch.bin",
     "cifar-10-batches-py": "cifar-10-batches-py is the pickled Python version",
   }.items():
     with pytest.raises(UserError, match=message):
@@ -195,10 +191,3 @@ def test_an_unknown_name_lists_the_known_ones(opened):
     UserError, match="='cifar11': set config.data.path, or choose one of cifar10, cifar100, digits"
   ):
     opened("", name="cifar11")
-
-
-def test_the_home_folder_is_understood(tmp_path, monkeypatch):
-  monkeypatch.setenv("HOME", str(tmp_path))
-  expected = write_tfds(tmp_path / "3.0.2")
-  assert_holds(open_arrays(name="cifar10", path="~/3.0.2", cache="", classes=10), expected)
-  assert list((tmp_path / ".cache" / "jaxspeed" / "data").glob("arrays-*.npz"))

@@ -40,12 +40,6 @@ def test_grey_images_are_repeated_to_three_channels(tmp_path, opened, shape):
   found = opened(tmp_path)
   for channel in range(3):
     np.testing.assert_array_equal(found.train_images[..., channel], grey.reshape(20, 4, 5))
-  assert found.notes == ("all 40 images are grey: repeated to three channels",)
-  write_npy(tmp_path / "val", np.repeat(grey.reshape(20, 4, 5, 1), 3, -1), np.arange(20) % 2)
-  assert opened(tmp_path).notes == ("20 of 40 images are grey: repeated to three channels",)
-  assert opened(tmp_path, tune=True).notes == (
-    "all 20 images are grey: repeated to three channels",
-  )
 
 
 def test_classes_txt_names_the_classes(tmp_path, opened):
@@ -68,18 +62,12 @@ def pixels(*shape):
 @pytest.mark.parametrize(
   ("images", "labels", "message"),
   [
-    (pixels(4, 3, 3, 3).astype(np.float32), [0] * 4, "images.npy is float32 of shape"),
-    (pixels(4, 3, 3, 4), [0] * 4, r"images.npy is uint8 of shape \(4, 3, 3,"),
+    (pixels(4, 3, 3, 3).astype(np.int32), [0] * 4, "images.npy is int32 of shape"),
     (pixels(4, 27), [0] * 4, r"images.npy is uint8 of shape \(4, 27\)"),
-    (pixels(4, 0, 3, 3), [0] * 4, r"images.npy is uint8 of shape \(4, 0"),
-    (pixels(4, 3, 3, 3), [0.0] * 4, "labels.npy is float64 of shape"),
-    (pixels(4, 3, 3, 3), [0] * 5, r"labels.npy .*\(5,\).* the 4 images"),
-    (pixels(4, 3, 3, 3), [[0]] * 4, r"labels.npy is int64 of shape \(4, 1"),
-    (pixels(0, 3, 3, 3), np.zeros(0, int), "labels.npy .* at least one"),
+    (pixels(4, 3, 3, 3), [0] * 5, r"labels.npy .*\(5,\).* of shape \(4,\)"),
     (pixels(2, 3, 3, 3), [0, 1], "has one image of each class, so none can be held out"),
-    (pixels(4, 3, 3, 3), [0, 0, -1, 2], "a label of .* is -1"),
-    (pixels(4, 3, 3, 3), [0, 1, 2, 2**40], "label 1099511627776: labels count"),
-    (pixels(4, 3, 3, 3), [0, 0, -(2**40), 2], "a label of .* is -2147483648"),
+    (pixels(4, 3, 3, 3), [0, 1, 2, 2**40], "has the label 1099511627776: labels count"),
+    (pixels(4, 3, 3, 3), [0, 0, -(2**40), 2], "has the label -1099511627776"),
   ],
 )
 def test_own_arrays_of_the_wrong_kind_are_named(tmp_path, opened, images, labels, message):
@@ -91,11 +79,8 @@ def test_own_arrays_of_the_wrong_kind_are_named(tmp_path, opened, images, labels
 BAD_NAMES = {
   b"cat\n\ndog": "classes.txt, line 2, is empty",
   b"cat\tx\ndog": "classes.txt, line 1, is empty or has a tab",
-  b"cat\ndog\ncat\n": "names the classes 0 and 2 both 'cat'",
+  b"cat\ndog\ncat\n": "look alike, 0: 'cat' and 2: 'cat'",
   b"cat\nd\xffg\n": "classes.txt, line 2, is not UTF-8",
-  b"cat\nd\x1b[2Jg\n": "classes.txt, line 2, holds the control character",
-  "cat\nd\u2028g\n".encode(): "classes.txt, line 2, holds the control character",
-  "cat\nd\u0085g\n".encode(): "classes.txt, line 2, holds the control character",
 }
 
 
@@ -150,15 +135,3 @@ def test_own_arrays_need_one_size_and_two_splits(tmp_path, opened):
   write_npy(tmp_path / "val", tiny_sets.random_images(0, 4, 4, 6), np.arange(4) // 2)
   with pytest.raises(UserError, match="have 4 x 5 pixels and those for evaluation 4 x 6"):
     opened(tmp_path)
-
-
-def test_the_number_of_classes_is_checked_and_the_flag_told(tmp_path, opened):
-  write_npy(tmp_path, tiny_sets.random_images(0, 74, 4, 4), np.arange(74) % 37)
-  message = (
-    f"labels of {tmp_path} name 37 classes (largest label 36) but config.data.classes is 10: "
-    "set --config.data.classes=37."
-  )
-  with pytest.raises(UserError) as caught:
-    opened(tmp_path)
-  assert str(caught.value) == message
-  assert len(opened(tmp_path, classes=40).class_names) == 40  # fewer labels than classes may be
