@@ -6,12 +6,9 @@ import numpy as np
 from jaxtyping import Float64, Int
 
 from jaxspeed.data.batch import ORDER, Order, epoch_flips, random_stream
-from jaxspeed.errors import some
 
 # Classes that differ more than this in their numbers of training images are reported.
 _UNEVEN = 10
-# The most names of classes in a line.
-_NAMED = 5
 
 
 def class_weights(counts: Int[np.ndarray, "classes"]) -> Float64[np.ndarray, "classes"]:
@@ -63,42 +60,19 @@ def balanced_order(
   return Order(index.astype(np.int32), flips)
 
 
-def balance_lines(
-  counts: Int[np.ndarray, "classes"], names: Sequence[str], *, balance: str, images: int
-) -> list[str]:
-  """Return lines on what a run does about uneven classes, or could do.
+def uneven_line(counts: Int[np.ndarray, "classes"], names: Sequence[str]) -> list[str]:
+  """Return a line that names the field for uneven classes; none where sizes are alike.
 
   Args:
     counts: the number of training images of each class.
     names: the names of the classes.
-    balance: `config.data.balance`.
-    images: the number of images that an epoch trains on.
   """
   present = np.flatnonzero(counts)
   few, many = (int(present[pick(counts[present])]) for pick in (np.argmin, np.argmax))
-  sizes = f"{names[many]} has {counts[many]:,} training images and {names[few]} {counts[few]:,}"
-  if balance == "none":
-    if counts[many] <= _UNEVEN * counts[few]:
-      return []
-    return [
-      f"uneven classes: {sizes}; --config.data.balance=sampling shows every class equally often, "
-      "--config.data.balance=weights weights the loss"
-    ]
-  if balance == "weights":
-    weights = class_weights(counts)
-    lines = [
-      f"class weights: {weights[many]:.3g} for {names[many]} to {weights[few]:.3g} for "
-      f"{names[few]}; {sizes}"
-    ]
-  else:
-    each = images / len(present)
-    lines = [
-      f"balanced sampling: each class comes {each:,.1f} times an epoch, an image of {names[many]} "
-      f"{each / counts[many]:,.2f} times"
-      + (f" and one of {names[few]} {each / counts[few]:,.2f} times" if few != many else "")
-    ]
-  absent = np.flatnonzero(np.asarray(counts) == 0)
-  if len(absent):
-    listed = some([names[label] for label in absent.tolist()], _NAMED)
-    lines.append(f"no training image is of {listed}: nothing balances what is not there")
-  return lines
+  if counts[many] <= _UNEVEN * counts[few]:
+    return []
+  return [
+    f"uneven classes: {names[many]} has {counts[many]:,} training images and {names[few]} "
+    f"{counts[few]:,}; --config.data.balance=sampling shows every class equally often, "
+    "--config.data.balance=weights weights the loss"
+  ]

@@ -25,6 +25,31 @@ def allowed(images: int, max_broken: float) -> int:
   return max(1, int(images * max_broken)) if max_broken else 0
 
 
+def require_few(
+  kind: str, broken: Mapping[str, str], images: int, max_broken: float, where: str = ""
+) -> None:
+  """Makes sure that no more images of a split are broken than `allowed`.
+
+  Args:
+    kind: "train" or "eval".
+    broken: the reason for each broken image, by name.
+    images, max_broken: as in `allowed`.
+    where: words on the place of the images.
+
+  Raises:
+    UserError: there are more.
+  """
+  if len(broken) > allowed(images, max_broken):
+    # Rounded up, so that this share allows them.
+    enough = min(1.0, -(-10_000 * len(broken) // images) / 10_000)
+    raise UserError(
+      f"{len(broken):,} of {images:,} {WORDS[kind]} images {where}could not be read, and "
+      f"config.data.max_broken={max_broken:g} allows {allowed(images, max_broken):,}: "
+      f"{_named(broken)}; repair them, or continue without them with "
+      f"--config.data.max_broken={enough:g}: then {FILE} lists all."
+    )
+
+
 def check_headers(
   sets: ImageSets, config: ConfigDict, splits: Collection[str] = ("train", "eval")
 ) -> None:
@@ -38,15 +63,14 @@ def check_headers(
   Raises:
     UserError: a split has more.
   """
-  limit = config.data.max_broken
-  for images in {id(each): each for each in sets.sets.values()}.values():
+  for images in sets.sets.values():
     for kind in splits:
       split = images.train if kind == "train" else images.eval
-      broken = np.flatnonzero(split.width == 0).tolist()
-      if len(broken) > allowed(len(split), limit):
-        named = [f"{split.name(i)} ({why_broken(split, i)})" for i in broken[:NAMED]]
-        where, after = f"in {split.root} ", f"{FILE} in the workdir of such a run lists all"
-        raise too_many(kind, named, len(broken), len(split), limit, where=where, after=after)
+      numbers = np.flatnonzero(split.width == 0).tolist()
+      # Only those that the sentence names are read.
+      broken = {split.name(i): why_broken(split, i) for i in numbers[:NAMED]}
+      broken |= {str(i): "" for i in numbers[NAMED:]}
+      require_few(kind, broken, len(split), config.data.max_broken, f"in {split.root} ")
 
 
 def check_evaluated(broken: Mapping[str, str], images: int, config: ConfigDict) -> list[str]:
@@ -60,33 +84,13 @@ def check_evaluated(broken: Mapping[str, str], images: int, config: ConfigDict) 
   Raises:
     UserError: there are more than `allowed`.
   """
-  if len(broken) > allowed(images, config.data.max_broken):
-    raise too_many("eval", named_in(broken), len(broken), images, config.data.max_broken)
+  require_few("eval", broken, images, config.data.max_broken)
   return describe({("eval", name): reason for name, reason in broken.items()})
 
 
-def named_in(broken: Mapping[str, str]) -> list[str]:
-  return [f"{name} ({reason})" for name, reason in itertools.islice(broken.items(), NAMED)]
-
-
-def too_many(
-  kind: str,
-  named: list[str],
-  broken: int,
-  images: int,
-  max_broken: float,
-  *,
-  where: str = "",
-  after: str = "",
-) -> UserError:
-  # Rounded up, so that this share allows them.
-  enough = min(1.0, -(-10_000 * broken // images) / 10_000)
-  return UserError(
-    f"{broken:,} of {images:,} {WORDS[kind]} images {where}could not be read, and "
-    f"config.data.max_broken={max_broken:g} allows {allowed(images, max_broken):,}: "
-    f"{some(named, NAMED, broken)}; repair them, or continue without them with "
-    f"--config.data.max_broken={enough:g}{f' ({after})' if after else ''}."
-  )
+def _named(broken: Mapping[str, str]) -> str:
+  first = itertools.islice(broken.items(), NAMED)
+  return some([f"{name} ({reason})" for name, reason in first], NAMED, len(broken))
 
 
 def describe(new: Broken, file: str = "") -> list[str]:
@@ -100,6 +104,6 @@ def describe(new: Broken, file: str = "") -> list[str]:
     if broken:
       lines.append(
         f"{len(broken):,} {WORDS[kind]} image{'s' * (len(broken) > 1)} could not be read, "
-        f"{effect}: {some(named_in(broken), NAMED, len(broken))}{f' ({file})' if file else ''}"
+        f"{effect}: {_named(broken)}{f' ({file})' if file else ''}"
       )
   return lines

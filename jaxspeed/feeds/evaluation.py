@@ -17,12 +17,10 @@ from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk import rectangles
 from jaxspeed.data.disk.broken import why_broken
-from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.disk.streams import EvalStream
 from jaxspeed.data.table import Table
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
-from jaxspeed.feeds.protocol import RunEvaluation
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import MetricSums
@@ -149,16 +147,6 @@ def small_squares(
   batch = rectangles.EvalBatch((_SHOWN_SIDE, _SHOWN_SIDE), wanted, np.ones(len(wanted), bool))
   with contextlib.closing(EvalStream(split, [batch], resize=_SHOWN_SIDE)) as stream:
     return np.array(next(stream).image)
-
-
-def prepare_evaluation(
-  sets: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
-) -> RunEvaluation:
-  """Compiles the programs of a phase's evaluation; returns a function that runs it."""
-  evaluation = make_evaluation(sets.sets[phase.copies].eval, spec, phase)
-  abstract = mesh_lib.abstract(variables, mesh_lib.replicated(spec.mesh))
-  programs = BackgroundCompiler(evaluation.jobs(abstract)).wait()
-  return lambda: evaluation.run(programs, variables)
 
 
 def abstract_batch(spec: TrainSpec, batch_size: int, shape: tuple[int, int]) -> Batch:

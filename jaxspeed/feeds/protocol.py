@@ -12,7 +12,6 @@ from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices.compile import Program
-from jaxspeed.errors import UserError
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps.outcomes import EvalResult
 from jaxspeed.steps.spec import TrainSpec
@@ -51,6 +50,7 @@ class Feed(Protocol):
     *,
     follow: Collection[str],
     phases: Sequence[Phase] | None,
+    given: Arrays | None = None,
   ) -> Any:
     """Opens the data set of a config, an `OpenData`.
 
@@ -59,26 +59,12 @@ class Feed(Protocol):
       console: the console that shows the progress of long reads.
       follow: the fields, such as data.classes, that the data may decide.
       phases: the phases to evaluate, without training; None: all phases, to train.
+      given: arrays from Python in place of the config's data.
 
     Raises:
-      UserError: the data cannot be read, or do not fit the config.
+      UserError: the data cannot be read, or do not fit the config; the feed takes no arrays.
     """
     ...
-
-  @staticmethod
-  def take_data(data: Any, config: ConfigDict, *, follow: Collection[str]) -> Any:
-    """Checks data in memory that Python passes, `data.memory.arrays.Arrays`; as `open_data`.
-
-    Raises:
-      UserError: the feed takes none, or they do not fit the config.
-    """
-    advice = "take a recipe that trains from memory, like cifar10"
-    if not config.phases.first_epoch:
-      advice = "set data.feed to resident, which keeps arrays on the device"
-    raise UserError(
-      f"this recipe's images come from disk (config.data.feed={config.data.feed}), and data= are "
-      f"arrays: pass the path of a folder, or {advice}."
-    )
 
   @staticmethod
   def prepare_evaluation(data: Any, spec: TrainSpec, phase: Phase, variables: Any) -> RunEvaluation:
@@ -118,21 +104,16 @@ class Feed(Protocol):
     self._counted |= set(map(id, new))
     return new
 
-  def wait_for(self, step: int) -> list[str]:
-    """Waits for the programs of the epoch of `step`; returns lines on when they were ready."""
-    return []
+  def wait_for(self, step: int) -> None:
+    """Waits for the programs of the epoch of `step`."""
+    return
 
   def place(self) -> None:
     """Loads what the steps need, after `wait_for(0)`."""
     return
 
-  @property
-  def needs_warm_up(self) -> bool:
-    """Whether `warm_up` is worth its time."""
-    return False
-
   def warm_up(self) -> None:
-    """Runs the programs once, without learning."""
+    """Runs the programs once, without learning, if the config asks for it."""
     return
 
   def init(self, seed: int) -> TrainState:

@@ -1,7 +1,6 @@
 """The feed of images from disk: programs by shape, batches sent to the devices."""
 
 import functools
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,15 +15,12 @@ from rich.console import Console
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.sets import ImageSets, open_sets
+from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
+from jaxspeed.errors import UserError
 from jaxspeed.feeds.broken import check_headers
-from jaxspeed.feeds.evaluation import (
-  abstract_batch,
-  make_evaluation,
-  prepare_evaluation,
-  small_squares,
-)
+from jaxspeed.feeds.evaluation import abstract_batch, make_evaluation, small_squares
 from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
 from jaxspeed.feeds.train_streams import TrainStreams
@@ -74,7 +70,6 @@ class StreamFeed(Feed):
     # Imported while XLA compiles: no other Python runs then.
     synthetic = config.data.synthetic
     self._loading = None if synthetic else ThreadPoolExecutor(1).submit(import_tensorflow)
-    self._reported: set[Phase] = set()
     self._streams = TrainStreams(sets, spec)
     self._broken: Broken = {}  # found by evaluations
     self._wait = InputWait()
@@ -86,12 +81,21 @@ class StreamFeed(Feed):
     *,
     follow: Collection[str],
     phases: Sequence[Phase] | None,
+    given: Arrays | None = None,
   ) -> ImageSets:
     """Opens the image sets that phases read, without their images.
 
     Raises:
-      UserError: as `open_sets` and `check_headers`.
+      UserError: as `open_sets` and `check_headers`, or arrays are given.
     """
+    if given is not None:
+      advice = "take a recipe that trains from memory, like cifar10"
+      if not config.phases.first_epoch:
+        advice = "set data.feed to resident, which keeps arrays on the device"
+      raise UserError(
+        f"this recipe's images come from disk (config.data.feed={config.data.feed}), and data= are "
+        f"arrays: pass the path of a folder, or {advice}."
+      )
     with progress_bar(console, "reading headers") as show:
       wanted = make_plan(config).phases if phases is None else phases
       sets = open_sets(config, wanted, show, follow="data.classes" in follow)
@@ -103,7 +107,10 @@ class StreamFeed(Feed):
   def prepare_evaluation(
     data: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
   ) -> RunEvaluation:
-    return prepare_evaluation(data, spec, phase, variables)
+    evaluation = make_evaluation(data.sets[phase.copies].eval, spec, phase)
+    abstract = mesh_lib.abstract(variables, mesh_lib.replicated(spec.mesh))
+    programs = BackgroundCompiler(evaluation.jobs(abstract)).wait()
+    return lambda: evaluation.run(programs, variables)
 
   @property
   def programs(self) -> list[Program]:
@@ -122,23 +129,11 @@ class StreamFeed(Feed):
     arguments = (seed_key(seed), images)
     return self._ahead["init"].call(*mesh_lib.replicate(arguments, self.spec.mesh))
 
-  def wait_for(self, step: int) -> list[str]:
-    """Waits for the programs of the phase of `step`; a line on when they were ready, once each."""
+  def wait_for(self, step: int) -> None:
     phase = self.spec.plan.phase_of(step)
     evaluation = self._evaluations[phase]
-    keys = [_train_key(phase), "init", *map(evaluation.key, evaluation.shapes)]
-    asked, begun = time.monotonic(), self._ahead.started
-    ready = max(self._ahead[key].ready_at for key in keys)
-    phases = self.spec.plan.phases
-    if phase in self._reported or len(phases) == 1:
-      return []
-    self._reported.add(phase)
-    number = phases.index(phase) + 1
-    after = f"{ready - begun:.1f} s after the start"
-    when = f"the {len(keys)} programs of phase {number} were ready {after}"
-    if asked < ready:
-      return [f"{when}: the run waited {ready - asked:.1f} s for them"]
-    return [f"{when}, {asked - ready:.1f} s before they were needed"]
+    for key in (_train_key(phase), "init", *map(evaluation.key, evaluation.shapes)):
+      _ = self._ahead[key]
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     program = self._ahead[_train_key(self.spec.plan.phase_of(first_step))]
@@ -168,15 +163,10 @@ class StreamFeed(Feed):
   def show_evaluated(
     self, numbers: Int[np.ndarray, "k"], step: int
   ) -> UInt8[np.ndarray, "m h w 3"]:
-    """The middle squares of evaluation images, 64 pixels a side; none of noise."""
-    split = self._evaluations[self.spec.plan.phase_of(step - 1)].split
-    if self.spec.config.data.synthetic:
-      return super().show_evaluated(numbers, step)
-    return small_squares(split, numbers)
+    """The middle squares of evaluation images, 64 pixels a side."""
+    return small_squares(self._evaluations[self.spec.plan.phase_of(step - 1)].split, numbers)
 
   def show_trained(self, seed: int, step: int, count: int) -> Batch:
-    if self.spec.config.data.synthetic:
-      return super().show_trained(seed, step, count)
     return self._streams.first_images(seed, step, count)
 
   def take_waited_seconds(self) -> float:

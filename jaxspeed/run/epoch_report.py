@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.config import registry, stored
 from jaxspeed.errors import UserError, printable
-from jaxspeed.feeds.broken import FILE, WORDS, allowed, describe, named_in, too_many
+from jaxspeed.feeds.broken import FILE, WORDS, allowed, describe, require_few
 from jaxspeed.feeds.protocol import Broken
 from jaxspeed.files import dump_json, parse_json, read_bytes, write_atomically
 from jaxspeed.planning.plan import Plan, momenta
@@ -108,8 +108,7 @@ class BrokenImages:
       named = {name: reason for (split, name), reason in found.items() if split == kind}
       if len(named) > allowed(images, self._max_broken):
         self._write(found)
-        listed = f"{self._path} lists all"
-        raise too_many(kind, named_in(named), len(named), images, self._max_broken, after=listed)
+      require_few(kind, named, images, self._max_broken)
 
 
 def _gather(own: Broken) -> Broken:

@@ -15,7 +15,7 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import Screen
 from jaxspeed.records.provenance import describe_device
 from jaxspeed.records.results import images_of
-from jaxspeed.run.setup import balance_lines_of
+from jaxspeed.run.setup import uneven_classes
 from jaxspeed.steps.spec import TrainSpec
 
 
@@ -44,7 +44,7 @@ def print_header(
     }
   )
   of_options = options.notes(config.deterministic, config.conv_fusion, jax.default_backend())
-  of_data = (*data.notes, *balance_lines_of(config, data, plan))
+  of_data = (*data.notes, *uneven_classes(config, data))
   for note in (*notes, *of_data, *left_out(config, plan), *of_options):
     screen.line(note)
 

@@ -60,7 +60,7 @@ def planned(config: ConfigDict, *, devices: int, given: Collection[str] = ()) ->
   plan = setup.plan_of(config, data, devices=devices)
   if data is not None:
     lines = [f"data: {data.source}, {plan.train_images} images to train on", *data.notes]
-    notes = [*setup.balance_lines_of(config, data, plan), *notes]
+    notes = [*setup.uneven_classes(config, data), *notes]
   lines += [*left_out(config, plan), *notes]
   if lacking := setup.missing_package(config):
     lines.append(f"training: {lacking.removesuffix('.')}")

@@ -134,15 +134,12 @@ def _ready_feed(data: OpenData, spec: TrainSpec, screen: Screen, clock: Clock) -
     feed = feed_of(spec.config)(data, spec)
   with contextlib.closing(feed):
     with clock.measure("compile"):
-      lines = feed.wait_for(0)
+      feed.wait_for(0)
     print_compiled(screen, spec, feed, clock)
-    for line in lines:
-      screen.line(line)
     with clock.measure("load"):
       feed.place()
-    if feed.needs_warm_up:
-      with clock.measure("warmup"):
-        feed.warm_up()
+    with clock.measure("warmup"):
+      feed.warm_up()
     yield feed
 
 

@@ -19,7 +19,7 @@ from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.config import checks
 from jaxspeed.config import stored as stored_lib
 from jaxspeed.config.stored import given_in, refusal
-from jaxspeed.data.balance import balance_lines
+from jaxspeed.data.balance import uneven_line
 from jaxspeed.data.disk.images import missing_tensorflow
 from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.data.hold_out import TENTH, require_training_images
@@ -100,10 +100,7 @@ def set_up(
     else:
       config = resumed(config, given, stored_lib.load(folder / "config.json"))
     follow = FOLLOWING - set(given)
-    if parts.data is None:
-      data = open_data(config, console, follow=follow)
-    else:
-      data = _with_notes(config, feed_of(config).take_data(parts.data, config, follow=follow))
+    data = open_data(config, console, follow=follow, given=parts.data)
   resolved = resolve(config, data, parts)
   notes: Sequence[str] = ()
   with processes.all_or_none("the config"):
@@ -138,6 +135,7 @@ def open_data(
   *,
   follow: Collection[str] = (),
   phases: Sequence[Phase] | None = None,
+  given: Any = None,
 ) -> OpenData:
   """Opens the data set of a config, in memory or on disk; holds images out if the config tunes.
 
@@ -146,17 +144,18 @@ def open_data(
     console: shows the progress of reading headers.
     follow: those of `FOLLOWING` that the data may decide, whatever the config says (`resolve`).
     phases: the phases whose images a stream opens; None: all of the plan.
+    given: arrays from Python in place of the config's data.
 
   Raises:
     UserError: as `feed_of`, and as the feed's `open_data`.
   """
-  if (given := given_in(config).get("data")) and not config.data.path:
+  if given is None and (arrays := given_in(config).get("data")) and not config.data.path:
     raise UserError(
-      f"the run was trained on {given} from Python, which its folder does not hold: name a data "
+      f"the run was trained on {arrays} from Python, which its folder does not hold: name a data "
       "set with --config.data.path, or call run.evaluate(images, labels) in Python."
     )
   console = console or silent_console()
-  data = feed_of(config).open_data(config, console, follow=follow, phases=phases)
+  data = feed_of(config).open_data(config, console, follow=follow, phases=phases, given=given)
   return _with_notes(config, data)
 
 
@@ -194,12 +193,11 @@ def class_counts(data: OpenData) -> Int[np.ndarray, "classes"]:
   return np.bincount(data.train_labels, minlength=len(data.class_names))
 
 
-def balance_lines_of(config: ConfigDict, data: OpenData, plan: Plan) -> list[str]:
-  """Lines on what a run does about uneven classes, or could do."""
-  if config.data.synthetic:
+def uneven_classes(config: ConfigDict, data: OpenData) -> list[str]:
+  """A line on classes of uneven sizes, if a run does nothing about them."""
+  if config.data.synthetic or config.data.balance != "none":
     return []
-  parts = dict(balance=config.data.balance, images=plan.phases[0].images)
-  return balance_lines(class_counts(data), [*map(printable, data.class_names)], **parts)
+  return uneven_line(class_counts(data), [*map(printable, data.class_names)])
 
 
 def plan_of(

@@ -143,8 +143,7 @@ class Trainer:
   def _begin_epoch(self, step: int) -> None:
     """Waits for the programs of an epoch, and starts measuring it."""
     with self._run.clock.measure("compile"), watchdog_paused():
-      lines = self._run.feed.wait_for(step)
-    self._report.lines(lines)
+      self._run.feed.wait_for(step)
     self._report.begin_training(step)
     self._losses.begin(step)
 

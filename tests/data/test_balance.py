@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspeed.data.balance import balance_lines, balanced_order, class_weights
+from jaxspeed.data.balance import balanced_order, class_weights, uneven_line
 
 COUNTS = (3, 0, 20, 70)  # no image of class 1
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), COUNTS)).astype(np.int32)
@@ -83,22 +83,9 @@ def test_flips_are_drawn_for_each_place_or_alternate_for_each_image():
   assert (first != second).all()
 
 
-def test_lines_name_the_field_only_where_classes_are_uneven():
+def test_a_line_names_the_field_where_classes_are_uneven():
   names = ("cat", "dog", "deer")
-
-  def lines(*counts, balance="none"):
-    return balance_lines(np.array(counts), names, balance=balance, images=sum(counts))
-
-  assert lines(20, 200, 200) == lines(500, 500, 500) == lines(500, 0, 500) == []
-  (line,) = lines(20, 201, 200)
+  for even in ((20, 200, 200), (500, 500, 500), (500, 0, 500)):
+    assert uneven_line(np.array(even), names) == []
+  (line,) = uneven_line(np.array((20, 201, 200)), names)
   assert "dog has 201 training images and cat 20; --config.data.balance=" in line
-  (line,) = lines(20, 200, 2000, balance="sampling")
-  assert line == (
-    "balanced sampling: each class comes 740.0 times an epoch, an image of deer 0.37 times and one "
-    "of cat 37.00 times"
-  )
-  weights, absent = lines(20, 0, 2000, balance="weights")
-  assert weights == (
-    "class weights: 0.505 for deer to 50.5 for cat; deer has 2,000 training images and cat 20"
-  )
-  assert absent == "no training image is of dog: nothing balances what is not there"

@@ -10,7 +10,7 @@ from toy import toy_config, toy_spec
 
 from jaxspeed.devices import allreduce
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.feeds.resident_programs import compile_programs
+from jaxspeed.feeds.resident import compile_programs
 
 
 def test_groups_are_closed_when_they_reach_the_limit():
@@ -76,12 +76,12 @@ def test_all_reduces_of_a_program_are_counted_in_bytes():
 def test_the_resident_step_has_one_all_reduce_a_group():
   config = toy_config(**{"allreduce.group_mb": 0.002, "model.width": 8})
   spec = toy_spec(config, devices=2)
-  programs = compile_programs(spec)
-  (program,) = programs.train.values()
+  programs, carry = compile_programs(spec)
+  program = programs[spec.plan.kind_of(0)]
   sizes = allreduce.count(program.text())
-  order = [jax.tree.leaves(programs.carry.state.params)[i].size for i in spec.layer_order]
+  order = [jax.tree.leaves(carry.state.params)[i].size for i in spec.layer_order]
   groups = allreduce.make_groups([4 * n for n in reversed(order)], 2000)
   assert len(groups) > 3
   expected = [4 * sum(list(reversed(order))[i] for i in group) for group in groups]
-  statistics = sum(leaf.size for leaf in jax.tree.leaves(programs.carry.state.batch_stats))
+  statistics = sum(leaf.size for leaf in jax.tree.leaves(carry.state.batch_stats))
   assert sorted(sizes) == sorted([*expected, 4 * (statistics + 5)])

@@ -14,8 +14,7 @@ from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import options, precision
 from jaxspeed.errors import UserError
 from jaxspeed.feeds import resident
-from jaxspeed.feeds.resident import ResidentFeed
-from jaxspeed.feeds.resident_programs import compile_programs
+from jaxspeed.feeds.resident import ResidentFeed, compile_programs
 from jaxspeed.planning.plan import StepKind
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.hard_examples import select_hard_examples
@@ -47,7 +46,7 @@ def make_feed(job, *, whole_epochs=False):
   """A feed whose programs run a step on a CPU, or epochs as on accelerators."""
   feed = object.__new__(ResidentFeed)
   feed.spec, feed.data = job, toy_arrays(job.config)
-  feed._programs = compile_programs(job, whole_epochs=whole_epochs)
+  feed._programs, feed.carry = compile_programs(job, whole_epochs=whole_epochs)
   feed.place()
   return feed
 
@@ -139,7 +138,7 @@ def assert_epochs_equal_steps(job, *stops):
   The first ones are steps, as where a CPU saves inside an epoch and an accelerator resumes.
   """
   by_step, whole = (make_feed(job, whole_epochs=each) for each in (False, True))
-  assert len(whole._programs.train) == 1
+  assert whole.whole_epochs
   whole.warm_up()
   carry, other = begin(by_step), begin(by_step)
   losses, told = [], []
