@@ -15,7 +15,6 @@ from jaxspeed.data.augment import (
   crop_and_flip,
   cutmix,
   jitter,
-  normalize,
 )
 
 MEAN, STD = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
@@ -83,10 +82,10 @@ def test_crop_and_flip_is_pad_slice_and_mirror_for_every_offset(monkeypatch, fli
   monkeypatch.setattr(augment_module, "_by_gather", getattr(augment_module, form))
   offsets = list(itertools.product(range(-4, 5), repeat=2))
   assert len(offsets) == 81
-  images = random_images(81, 9)
+  images = np.random.default_rng(0).integers(256, size=(81, 9, 11, 3), dtype=np.uint8)
   padded = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="reflect")
   expected = np.stack(
-    [p[4 + y : 4 + y + 9, 4 + x : 4 + x + 9] for p, (y, x) in zip(padded, offsets, strict=True)]
+    [p[4 + y : 4 + y + 9, 4 + x : 4 + x + 11] for p, (y, x) in zip(padded, offsets, strict=True)]
   )
   if flip:
     expected = expected[:, :, ::-1]
@@ -94,14 +93,6 @@ def test_crop_and_flip_is_pad_slice_and_mirror_for_every_offset(monkeypatch, fli
   result = crop_and_flip(jnp.asarray(images), y, x, jnp.full(81, flip))
   assert result.dtype == jnp.uint8
   np.testing.assert_array_equal(result, expected)
-
-
-def test_crop_and_flip_of_images_that_are_not_square():
-  image = np.random.default_rng(0).integers(256, size=(1, 6, 11, 3), dtype=np.uint8)
-  padded = np.pad(image, ((0, 0), (3, 3), (3, 3), (0, 0)), mode="reflect")
-  one = jnp.ones(1, jnp.int32)
-  result = crop_and_flip(jnp.asarray(image), -2 * one, 3 * one, jnp.array([True]))
-  np.testing.assert_array_equal(result, padded[:, 1:7, 6:17][:, :, ::-1])
 
 
 def test_crops_have_all_81_offsets_alike_often():
@@ -147,13 +138,6 @@ def numpy_normalize(pixels):
   return (np.asarray(pixels, np.float64) - MEAN) / STD
 
 
-def test_normalize_is_numpys():
-  images = random_images(4, 8)
-  result = normalize(jnp.asarray(images), MEAN, STD)
-  assert result.dtype == jnp.float32
-  np.testing.assert_allclose(result, numpy_normalize(images), rtol=0, atol=NORMALIZED)
-
-
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_a_devices_part_is_augmented_as_in_the_whole_batch(devices):
   images, size = random_images(16, 12), 16 // devices
@@ -163,13 +147,6 @@ def test_a_devices_part_is_augmented_as_in_the_whole_batch(devices):
     own = slice(first, first + size)
     part = augmented(images[own], flip=coins(16)[own], first=first, global_batch=16, **fields)
     np.testing.assert_array_equal(part, whole[own])
-
-
-def test_the_same_key_gives_the_same_images_and_another_key_others():
-  images = random_images(32, 12)
-  first, again = augmented(images, seed=1, **ALL), augmented(images, seed=1, **ALL)
-  np.testing.assert_array_equal(first, again)
-  assert (first != augmented(images, seed=2, **ALL)).any(axis=(1, 2, 3)).all()
 
 
 def test_an_option_does_not_change_what_the_others_draw():
@@ -188,31 +165,6 @@ def test_jitter_by_hand():
   result = jitter(jnp.asarray(images), uniform, brightness=0.2, contrast=0.4)
   expected = [(images[0] - 0.2) * 1.0, images[1] * 1.2, (images[2] + 0.1) * 0.6]
   np.testing.assert_allclose(result, expected, rtol=0, atol=JITTERED)
-
-
-def fitted(images, result):
-  """Factor and addend of each image that turn it into the result, and the largest error."""
-  x, y = images.reshape(len(images), -1), result.reshape(len(images), -1)
-  centered = x - x.mean(axis=1, keepdims=True)
-  factor = (centered * y).sum(axis=1) / (centered**2).sum(axis=1)
-  addend = y.mean(axis=1) - factor * x.mean(axis=1)
-  return factor, addend, np.abs(x * factor[:, None] + addend[:, None] - y).max()
-
-
-def test_brightness_and_contrast_have_their_ranges_and_one_value_an_image():
-  n, brightness, contrast = 4000, 0.14, 0.13
-  images = random_images(n, 4)
-  normal = np.asarray(numpy_normalize(images))
-  result = augmented(images, brightness=brightness, contrast=contrast, mean=MEAN, std=STD)
-  factor, addend, error = fitted(normal, result.astype(np.float64))
-  assert error < JITTERED
-  for value, most in ((factor - 1, contrast), (addend / factor, brightness)):
-    # Of 4,000 uniform numbers the outermost are within 1 % of the ends but for exp(-20); the mean
-    # has a standard deviation of most / sqrt(3 * 4000) = 0.009 most.
-    assert most * 0.99 < value.max() <= most + 1e-5
-    assert -most - 1e-5 <= value.min() < -most * 0.99
-    assert abs(value.mean()) < 0.05 * most
-  assert abs(np.corrcoef(factor, addend / factor)[0, 1]) < 5 / np.sqrt(n)
 
 
 def test_what_is_drawn_for_an_image_is_uncorrelated():

@@ -46,23 +46,6 @@ def test_rectangles_are_torchvisions():
   assert compared > 300
 
 
-def test_so_many_images_lose_a_rectangle_of_such_areas():
-  n, size, probability = 4000, 64, 0.25
-  result = np.asarray(masks(draws(n, 1), probability, size, size))
-  area = result.mean(axis=(1, 2, 3))
-  hit = area > 0
-  # Binomial: sqrt(0.25 * 0.75 / 4000) = 0.007.
-  assert abs(hit.mean() - probability) < 5 * math.sqrt(probability * (1 - probability) / n)
-  # Both sides are rounded by up to 1/2, of at least sqrt(0.02 * 0.3) * 64 = 5 pixels.
-  assert 0.02 * 0.8 < area[hit].min() < 0.03 and 0.32 < area[hit].max() < 0.33 * 1.1
-  # Uniform: a standard deviation of 0.31 / sqrt(12); the cut of long sides takes 0.0001.
-  assert abs(area[hit].mean() - 0.175) < 5 * 0.31 / math.sqrt(12 * hit.sum()) + 1e-3
-  # Every side of an image is hit, and less often than its centre.
-  often = result[..., 0].mean(axis=0)
-  for side in (often[0], often[-1], often[:, 0], often[:, -1]):
-    assert 0 < side.mean() < often[32, 32] / 2
-
-
 def test_probabilities_0_and_1_erase_none_and_all():
   uniform = draws(100)
   uniform[0, 0] = 1 - 2**-24

@@ -38,18 +38,6 @@ def test_the_table_is_scipys_beta_distribution_within_a_4096th(alpha):
   assert off.max() <= 1 / 4096
 
 
-def test_an_alpha_of_next_to_0_takes_one_of_both_images():
-  drawn = [float(jitted_beta(jnp.float32(u), alpha=1e-9)) for u in (0.1, 0.4, 0.6, 0.9)]
-  assert drawn == [0, 0, 1, 1]
-
-
-def test_no_number_is_drawn_in_a_loop():
-  images = jnp.zeros((4, 8, 8, 3))
-  parts = dict(mixup=0.2, cutmix=1.0)
-  draw = jax.make_jaxpr(lambda key: mix(key, images, jnp.arange(4), jnp.ones(4, bool), **parts))
-  assert "while" not in str(draw(keys(1)[0]))
-
-
 def test_boxes_are_torchvisions_with_the_share_that_is_left_of_them():
   """CutMix.make_params of torchvision.transforms.v2 with our uniform numbers."""
   height, width, n = 20, 33, 500
@@ -108,25 +96,6 @@ def shares_of(size, **fields):
     return share[0], jnp.any((mixed > 0) & (mixed < 1)), mixed[0].mean()
 
   return (np.asarray(x) for x in jax.jit(jax.vmap(step))(keys(DRAWS)))
-
-
-def test_mixups_lambda_is_of_the_beta_distribution():
-  shares, _, mean = shares_of(2, mixup=0.4, cutmix=0.0)
-  np.testing.assert_array_equal(shares, mean)
-  assert stats.kstest(shares, stats.beta(0.4, 0.4).cdf).statistic < LAW + 1 / 4096
-
-
-def test_cutmixs_boxes_would_have_the_area_of_the_beta_distribution():
-  # Boxes that are not cut off: for a uniform lambda, the square root of a share is the side. Cut
-  # off on average, the share is 1/6 of the pixels + ... so the plain areas are compared instead.
-  n, size = DRAWS, 64
-  uniform = np.random.default_rng(1).random((n, 3), np.float32)
-  uniform[:, 1:] = 0.5
-  pixels = jax.jit(jax.vmap(lambda u: cutmix_box(u, 1.0, size, size)[1]))(uniform)
-  side = np.sqrt(np.asarray(pixels)) / size
-  # Both halves of a side are rounded down: by up to 2 of 64 pixels.
-  law = stats.kstest(side + 1 / size, lambda x: np.clip(x, 0, 1) ** 2).statistic
-  assert law < LAW + 2 * 1 / size
 
 
 def test_with_both_a_batch_takes_either_with_equal_probability():

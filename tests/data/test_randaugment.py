@@ -13,7 +13,6 @@ from test_augment import OFF, augment_by_fields, key
 from jaxspeed.data import augment as augment_lib
 from jaxspeed.data import randaugment
 from jaxspeed.data.randaugment import FILL, OPERATIONS, apply, mean_grey, rand_augment
-from jaxspeed.data.warp import IDENTITY, fixed_point
 
 HEIGHT, WIDTH = 46, 60
 GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
@@ -113,29 +112,6 @@ def test_an_image_has_the_same_numbers_in_any_part_of_the_batch(monkeypatch):
   whole, *parts = drawn
   assert whole.shape == (4, 16)
   np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
-
-
-def test_operations_and_directions_are_alike_often(monkeypatch):
-  def record(images, operation, positive, *, magnitude):
-    return (
-      images + (2 * operation + positive.astype(jnp.int32)).astype(jnp.uint8)[:, None, None, None]
-    )
-
-  monkeypatch.setattr(randaugment, "apply", record)
-  n = 6000
-  uniform = np.random.default_rng(0).random((2, n), np.float32)
-  uniform[0, :2] = 0.0, np.nextafter(np.float32(1), np.float32(0))
-  result = rand_augment(jnp.asarray(uniform), jnp.zeros((n, 1, 1, 1), jnp.uint8), magnitude=1.0)
-  operations, directions = np.divmod(np.asarray(result).ravel(), 2)
-  assert operations[0] == 0 and operations[1] == 14
-  # 400 of each operation with a standard deviation of 19, 3,000 of each direction with one of 39.
-  counts = np.bincount(operations, minlength=15)
-  assert len(counts) == 15 and abs(counts - 400).max() < 80
-  assert abs(int(directions.sum()) - 3000) < 160
-
-
-def test_the_identity_is_exact_in_fixed_point():
-  np.testing.assert_array_equal(fixed_point(IDENTITY), [[65536, 0, 32768], [0, 65536, 32768]])
 
 
 def test_the_mean_of_an_image_whose_sum_does_not_fit_an_int32(monkeypatch):

@@ -1,4 +1,4 @@
-"""Notes about grey images and 16-bit images in a stream, from a few of its images."""
+"""A note about dark images of 16 bits, from a few images of a data set."""
 
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -8,15 +8,13 @@ import numpy as np
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.table import Table
 
-# Enough to tell grey data sets from ImageNet, of which 2 % is grey; read at once, as a network disk
-# takes 20 ms for one.
+# Read at once, as a network disk takes 20 ms for one.
 _SAMPLES = 16
 _DARK = 64
-_GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I")
 
 
-def colour_notes(split: Table) -> list[str]:
-  """Return notes about images that are grey or dark; the index of sizes does not hold colours.
+def dark_note(split: Table) -> list[str]:
+  """Return a note if images have 16 bits but only low values, as scans of 12 bits have.
 
   Args:
     split: images; 16 of them are opened, and broken ones passed over.
@@ -24,27 +22,19 @@ def colour_notes(split: Table) -> list[str]:
   sound = np.flatnonzero(split.width)
   places = np.linspace(0, len(sound) - 1, min(_SAMPLES, len(sound))).astype(int)
   with ThreadPoolExecutor(_SAMPLES) as pool:
-    found = [each for each in pool.map(lambda i: _look_at(split, int(i)), sound[places]) if each]
-  grey = sum(mode in _GREY for mode, _ in found)
-  if 2 * grey <= len(found):
+    found = [each for each in pool.map(lambda i: _brightest(split, int(i)), sound[places]) if each]
+  if 2 * len(found) <= len(places) or max(found) >= _DARK:
     return []
-  which = "all" if grey == len(found) else str(grey)
-  notes = [f"images are grey ({which} of {len(found)} looked at): repeated to three channels"]
-  deep = [brightest for mode, brightest in found if mode.startswith("I")]
-  if max(deep, default=255) < _DARK:
-    notes.append(
-      f"images have 16 bits, of which the upper 8 are used, and are dark: the brightest of "
-      f"{len(deep)} looked at is {max(deep)} of 255; store images that are scaled to the whole "
-      "range"
-    )
-  return notes
+  return [
+    "images have 16 bits, of which the upper 8 are used, and are dark: the brightest of "
+    f"{len(found)} looked at is {max(found)} of 255; store them scaled to the whole range"
+  ]
 
 
-def _look_at(split: Table, number: int) -> tuple[str, int] | None:
-  """Return an image's mode and, of 16 bits, its largest value in 8; None if it cannot be read."""
+def _brightest(split: Table, number: int) -> int:
+  """Return the largest value, in 8 bits, of an image of 16; 0 if it has 8 or cannot be read."""
   try:
     with pixels.open_image(io.BytesIO(split.read(number))) as image:
-      mode = image.mode
-      return mode, int(np.asarray(pixels.load(image)).max()) if mode.startswith("I") else 255
+      return int(np.asarray(pixels.load(image)).max()) if image.mode.startswith("I") else 0
   except Exception:  # Pillow raises almost anything
-    return None
+    return 0

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from toy_images import write_split
 
-from jaxspeed.data.disk.colours import colour_notes
+from jaxspeed.data.disk.colours import dark_note
 from jaxspeed.data.formats import pixels
 
 RAMP = np.add.outer(np.arange(20), np.arange(30)).astype(np.uint8) * 5
@@ -45,22 +45,11 @@ def test_grey_files_become_three_equal_channels(name):
     np.testing.assert_array_equal(found[..., 0], RAMP)
 
 
-def test_grey_images_are_told_from_a_few_of_them(tmp_path):
-  several = {f"{i}{name}": image for i in range(4) for name, image in encoded(GREY).items()}
-  split = write_split(tmp_path / "grey", several)
-  line = "images are grey (all of 16 looked at): repeated to three channels"
-  assert colour_notes(split) == [line]
-  for content in (b"", b"no image"):  # broken since the headers were read
-    (tmp_path / "grey" / split.name(0)).write_bytes(content)
-    assert colour_notes(split) == [line.replace("16", "15")]
-  assert colour_notes(write_split(tmp_path / "colour", encoded(COLOUR))) == []
-  mixed = write_split(tmp_path / "mixed", encoded(COLOUR | GREY))
-  assert colour_notes(mixed) == [line.replace("all of 16", "6 of 10")]
-  few = {"L.png": GREY["L.png"]}
-  assert colour_notes(write_split(tmp_path / "few", encoded(COLOUR | few))) == []
-
-
 def test_dark_16_bit_images_are_told(tmp_path):
   twelve = Image.fromarray(RAMP.astype(np.uint16) * 16)  # up to 4,080 of 65,535
-  (_, note) = colour_notes(write_split(tmp_path / "dark", encoded({"a.png": twelve})))
+  (note,) = dark_note(write_split(tmp_path / "dark", encoded({"a.png": twelve})))
   assert "the brightest of 1 looked at is 15 of 255" in note
+  for number, images in enumerate((GREY, COLOUR)):
+    split = write_split(tmp_path / str(number), encoded(images))
+    (tmp_path / str(number) / split.name(0)).write_bytes(b"no image")  # since it was indexed
+    assert dark_note(split) == []

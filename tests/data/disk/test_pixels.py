@@ -9,7 +9,6 @@ from toy_images import write_split
 from jaxspeed.data import batch as batch_lib
 from jaxspeed.data.disk import decoding
 from jaxspeed.data.disk.crops import (
-  central_windows,
   crop_boxes,
 )
 from jaxspeed.data.disk.rectangles import EvalBatch
@@ -199,17 +198,6 @@ def test_a_prediction_sees_what_evaluation_sees(shared_data, tmp_path, antialias
       # Of two roundings in both; where the filters differ it is 1.6 and more.
       assert difference.mean() < 0.3
       assert difference.max() <= 2
-
-
-def test_windows_of_evaluation_by_arithmetic():
-  box, scale, translation = central_windows(
-    np.array([500, 100]), np.array([250, 100]), shape=(100, 100), resize=125
-  )
-  # 250 x 125 of 500 x 250: 75 pixels are cut from the left and 12 (12.5, to even) from above; in
-  # the image twice that, less a margin of 2 for the filter and 1 more.
-  assert box[0].tolist() == [24 - 3, 150 - 3, 200 + 6, 200 + 6]
-  np.testing.assert_allclose(scale, [[0.5, 0.5], [1.25, 1.25]])
-  np.testing.assert_allclose(translation[0], [21 * 0.5 - 12, 147 * 0.5 - 75])
 
 
 # Orientation

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from jaxspeed.data.disk import rectangles as rect
 from jaxspeed.errors import UserError
@@ -154,14 +153,6 @@ def rectangles_of(chosen, whole):
   return rect.Rectangles(chosen.shapes, chosen.shape_of[whole])
 
 
-def test_where_nothing_need_be_quantised_every_image_has_its_own_shape():
-  width, height = np.array([300, 200, 100, 50]), np.array([200, 300, 100, 100])
-  chosen = rect.choose_shapes(width, height, short_side=64, limit=16)
-  assert chosen.shapes == ((128, 64), (96, 64), (64, 96), (64, 64))  # largest first
-  assert chosen.shape_of.dtype == np.int32
-  assert [chosen.shapes[i] for i in chosen.shape_of] == [(64, 96), (96, 64), (64, 64), (128, 64)]
-
-
 def test_shapes_keep_to_their_limits_and_none_is_unused():
   sizes = some_sizes(0, 5000)
   for limit, multiple in itertools.product((1, 2, 5, 16, 1000), (8, 32)):
@@ -257,44 +248,3 @@ def test_a_set_without_whole_images_has_no_batches(n):
   chosen = rect.choose_shapes(*sizes, short_side=SHORT)
   assert chosen.shapes == () and chosen.shape_of.tolist() == [-1] * n
   assert rect.batches(chosen, 8) == [] == rect.batches(rect.square(*sizes, SHORT), 8)
-
-
-def test_resized_side_is_that_of_the_original():
-  sides = range(1, 601)
-  assert [rect.resized_side(s) for s in sides] == [int(s * 1.14) for s in sides]
-  assert [rect.resized_side(s) for s in (128, 200, 224, 288)] == [145, 227, 255, 328]
-
-
-def sample_sizes(shared_data):
-  files = sorted((shared_data / "imagenet_sample").glob("*.JPEG"))
-  assert len(files) == 100
-  sizes = []
-  for file in files:
-    with Image.open(file) as image:
-      sizes.append(image.size)
-  width, height = np.array(sizes, np.int32).T
-  return width, height
-
-
-def test_real_images(shared_data):
-  sizes = sample_sizes(shared_data)
-  chosen = rect.choose_shapes(*sizes, short_side=SHORT)
-  with_batches = rect.choose_shapes(*sizes, short_side=SHORT, batch=8)
-  center = rect.square(*sizes, SHORT)
-  assert len(chosen.shapes) <= 16 >= len(with_batches.shapes)
-  for each in (chosen, with_batches, center):
-    assert_each_once(each, 8, np.ones(100, bool))
-
-
-@pytest.mark.parametrize("batch", [1, 128, 1024])
-def test_fifty_thousand_images(shared_data, batch):
-  drawn = np.random.default_rng(0).integers(100, size=50_000)
-  width, height = (each[drawn] for each in sample_sizes(shared_data))
-  # As many different sizes as a real set has.
-  rng = np.random.default_rng(1)
-  sizes = width + rng.integers(-8, 9, 50_000), height + rng.integers(-8, 9, 50_000)
-  chosen = rect.choose_shapes(*sizes, short_side=SHORT, batch=batch)
-  assert_each_once(chosen, 1024, np.ones(50_000, bool))
-  assert len(chosen.shapes) == 16
-  if batch > 1:
-    assert len(rect.batches(chosen, batch)) <= -(-50_000 // batch) + 1
