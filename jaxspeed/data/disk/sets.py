@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Int32
 from ml_collections import ConfigDict
 
-from jaxspeed.data.disk.colours import dark_note
 from jaxspeed.data.disk.index import Show
 from jaxspeed.data.disk.sources import ImageSet, open_images
 from jaxspeed.data.hold_out import require_trained
@@ -120,7 +119,7 @@ def open_sets(
       opened[path] = open_images(path=path, show=show, tune=tune, **options)
     found = sets[side] = opened[path]
     require_trained(found.train.label, found.eval.label, found.class_names, path or data.name)
-    notes += [*found.notes, *dark_note(found.train)]
+    notes += found.notes
   names = {each.class_names for each in sets.values()}
   if len(names) > 1:
     raise UserError(
