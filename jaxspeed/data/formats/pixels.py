@@ -141,7 +141,7 @@ def as_shown(image: Image.Image) -> Image.Image:
   return upright(load(image).convert("RGB"), orientation)
 
 
-def decode(encoded: bytes) -> UInt8[np.ndarray, "h w 3"]:
+def decode(encoded: bytes | memoryview) -> UInt8[np.ndarray, "h w 3"]:
   """Return the pixels of an image before the turn that `header_of` gives.
 
   Raises:

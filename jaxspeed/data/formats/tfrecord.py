@@ -9,7 +9,6 @@ of TFDS 4.9's core/splits.py and core/naming.py (names of shards).
 """
 
 import dataclasses
-import io
 import pathlib
 import re
 import struct
@@ -18,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, UInt8
-from PIL import Image
 
+from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.folders import EVAL_FOLDERS
 from jaxspeed.data.formats.protobuf import masked_checksum
 from jaxspeed.errors import UserError
@@ -171,9 +170,10 @@ def read_shards(
       content, shard.path, info.image_key, info.label_key, shard.records
     ):
       try:
-        images.append(_decode(example.image))
-      except (ValueError, OSError, Image.DecompressionBombError) as error:
-        raise UserError(f"{shard.path}: image {len(images)} cannot be decoded: {error}") from error
+        images.append(pixels.decode(example.image))
+      except Exception as error:  # Pillow raises almost anything
+        reason = pixels.reason_of(error)
+        raise UserError(f"{shard.path}: an image cannot be decoded: {reason}") from error
       if images[-1].shape != images[0].shape:
         (h, w), (i, j) = images[-1].shape[:2], images[0].shape[:2]
         raise UserError(
@@ -184,13 +184,6 @@ def read_shards(
   # Clipped, not wrapped: a label too large for int32 must not become a valid one.
   int32 = np.iinfo(np.int32)
   return np.stack(images), np.clip(labels, int32.min, int32.max).astype(np.int32)
-
-
-def _decode(encoded: memoryview) -> UInt8[np.ndarray, "h w 3"]:
-  with Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG")) as image:
-    if image.mode not in ("L", "RGB"):
-      raise ValueError(f"its pixels are {image.mode}, not 8-bit grey or RGB")
-    return np.asarray(image.convert("RGB"))
 
 
 def read_records(
@@ -282,31 +275,31 @@ def parse_example(record: memoryview, image_key: str, label_key: str) -> Example
   Raises:
     ValueError, IndexError: it is not an Example, or lacks the image or the label.
   """
-  image, label, name = None, None, b""
-  for features in _submessages(record, 1):
-    for entry in _submessages(features, 1):
-      key = b"".join(_submessages(entry, 1)).decode("utf-8")
-      for feature in _submessages(entry, 2):
-        if key in (image_key, FILE_NAME):
-          value = next(
-            (v for list_ in _submessages(feature, 1) for v in _submessages(list_, 1)), None
-          )
-          if key == image_key:
-            image = value
-          else:
-            name = bytes(value or b"")
-        elif key == label_key:
-          label = next((v for list_ in _submessages(feature, 3) for v in _integers(list_)), None)
+  features = {
+    b"".join(_submessages(entry, 1)).decode(): feature
+    for entry in _submessages(record, 1, 1)
+    for feature in _submessages(entry, 2)
+  }
+  nothing = memoryview(b"")
+  image, name = (
+    next(_submessages(features.get(key, nothing), 1, 1), None) for key in (image_key, FILE_NAME)
+  )
+  lists = _submessages(features.get(label_key, nothing), 3)
+  label = next((value for each in lists for value in _integers(each)), None)
   if image is None or label is None:
     missing = image_key if image is None else label_key
     raise ValueError(f"it has no feature {missing!r} of the right type")
-  return Example(image, label, name)
+  return Example(image, label, bytes(name or b""))
 
 
-def _submessages(message: memoryview, number: int) -> Iterator[memoryview]:
+def _submessages(message: memoryview, number: int, *inner: int) -> Iterator[memoryview]:
+  """Yield the fields of bytes with a number, or those with the next number inside each of them."""
   for field, value in _fields(message):
     if field == number and isinstance(value, memoryview):
-      yield value
+      if inner:
+        yield from _submessages(value, *inner)
+      else:
+        yield value
 
 
 def _integers(int64_list: memoryview) -> Iterator[int]:

@@ -161,17 +161,12 @@ def test_images_of_two_sizes_are_refused(tmp_path):
     read_shards(info, info.train)
 
 
-def test_a_damaged_or_strange_image_is_refused(tmp_path):
+def test_an_image_that_cannot_be_decoded_is_refused(tmp_path):
   image = tiny_sets.random_images(0, 1, height=4, width=5)[0]
-  cases = {
-    "UnidentifiedImage|cannot identify": tiny_sets.example(image, 0, image_format="BMP"),
-    "its pixels are RGBA": tiny_sets.example(np.concatenate([image, image[..., :1]], -1), 0),
-  }
-  for i, (message, bad) in enumerate(cases.items()):
-    folder = tiny_sets.write_tfds(tmp_path / f"{i}.0.0", {"train": [[bad]], "test": [[bad]]})
-    info = open_tfds(folder)
-    with pytest.raises(UserError, match=f"image 0 cannot be decoded: .*({message})"):
-      read_shards(info, info.train)
+  bad = tiny_sets.example(image, 0).replace(b"IHDR", b"IHXX")
+  info = open_tfds(tiny_sets.write_tfds(tmp_path / "1.0.0", {"train": [[bad]], "test": [[bad]]}))
+  with pytest.raises(UserError, match="an image cannot be decoded: it is not an image of a known"):
+    read_shards(info, info.train)
 
 
 def test_what_tfds_writes_is_what_is_read(tmp_path, monkeypatch):
