@@ -7,7 +7,7 @@ each array.
 import logging
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -25,16 +25,6 @@ _ABOUT = "about"
 def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path:
   """Return the file in a cache for the source at `path`."""
   return cache / f"{name}-{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.npz"
-
-
-def stats_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:
-  """Return the names, sizes and times of files, to tell later whether they have changed.
-
-  Raises:
-    OSError: a file is missing, or its size and time cannot be read.
-  """
-  stats = [(file, file.stat()) for file in files]
-  return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
 def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:

@@ -259,7 +259,8 @@ def _through_cache(
   # The processes of a host wait for the first, which reads the files.
   with locked_folder(cache):
     # Taken before reading: files that change meanwhile no longer fit, and are read again.
-    stats = npz.stats_of(files)
+    found_now = [(file, file.stat()) for file in files]
+    stats = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in found_now]
     if entry.is_file():
       try:
         found, about = npz.read(entry)

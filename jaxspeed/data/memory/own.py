@@ -58,12 +58,12 @@ def images_of(images: Any, name: str, *, one: bool = False) -> UInt8[np.ndarray,
     UserError: they are of another kind.
   """
   images = _as_array(images, name, "images of {} have different sizes: resize them to one size.")
+  found = f"{name} is {images.dtype} of shape {images.shape}"
   if images.shape[:1] == (0,):
     raise UserError(f"{name} holds no image: give at least one.")
   alone = images.ndim == 3 and images.shape[-1] in (1, 3) and images.shape[1] != images.shape[2]
   if one and (images.ndim == 2 or alone):
     images, alone = images[None], False
-  found = f"{name} is {images.dtype} of shape {images.shape}"
   if (
     alone
     or images.ndim not in (3, 4)
