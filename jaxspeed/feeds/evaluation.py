@@ -4,7 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,20 +38,14 @@ _SHAPES_FILL = 2048
 _SHOWN_SIDE = 64
 
 
-# Programs by `Evaluation.key`: all of them, or while they are compiled.
-Programs = Mapping[Any, Program] | BackgroundCompiler
-
-
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """How a phase evaluates: its images, global batches, mode and sizes in pixels."""
+  """How a phase evaluates: its images in global batches."""
 
   spec: TrainSpec
   split: Table
   batches: list[rectangles.EvalBatch]
-  mode: str
-  resize: int
-  size: int
+  phase: Phase
 
   @property
   def shapes(self) -> list[tuple[int, int]]:
@@ -59,7 +53,7 @@ class Evaluation:
 
   def key(self, shape: tuple[int, int]) -> tuple:
     """What tells the program of a shape from others of the run."""
-    return ("evaluate", self.mode, self.size, shape)
+    return ("evaluate", self.phase.eval_mode, self.phase.eval_size, shape)
 
   def jobs(self, variables: Any) -> dict[tuple, Callable[[], Program]]:
     """The functions that compile the programs, given the shapes of the model's variables."""
@@ -69,24 +63,24 @@ class Evaluation:
 
   def _compile(self, variables: Any, shape: tuple[int, int]) -> Program:
     """The program that evaluates a global batch of images of `shape`."""
-    spec = self.spec
-    function = on_mesh(
-      eval_step.evaluate_batch, spec, mode=self.mode, size=self.size, split=(False, True, False)
-    )
+    spec, parts = self.spec, dict(mode=self.phase.eval_mode, size=self.phase.eval_size)
+    function = on_mesh(eval_step.evaluate_batch, spec, **parts, split=(False, True, False))
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), mesh_lib.replicated(spec.mesh))
     batch = abstract_batch(spec, spec.plan.eval_batch_size * spec.devices, shape)
     batch = batch.replace(index=batch.label)
     options = spec.common_options(jax.default_backend())
     return compile_program(function, (variables, batch, sums), options=options)
 
-  def run(self, programs: Programs, variables: dict[str, Any]) -> tuple[EvalResult, dict[str, str]]:
+  def run(
+    self, programs: BackgroundCompiler, variables: dict[str, Any]
+  ) -> tuple[EvalResult, dict[str, str]]:
     """The result, and why this process could not read some images, by name."""
     spec, split = self.spec, self.split
     sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
     images: tuple[Outcomes, ...] = ()
     under_way: collections.deque[MetricSums] = collections.deque()
     with contextlib.closing(
-      EvalStream(split, self.batches, resize=self.resize, **how_to_read(spec))
+      EvalStream(split, self.batches, resize=self.phase.eval_resize, **how_to_read(spec))
     ) as stream:
       for host in stream:
         batch = host.replace(flip=None)
@@ -125,7 +119,7 @@ def make_evaluation(split: Table, spec: TrainSpec, phase: Phase) -> Evaluation:
     side = phase.eval_resize if mode == "five" else size
     shapes = rectangles.square(split.width, split.height, side)
   batches = rectangles.batches(shapes, spec.plan.eval_batch_size * spec.devices)
-  return Evaluation(spec, split, batches, mode, phase.eval_resize, size)
+  return Evaluation(spec, split, batches, phase)
 
 
 def how_to_read(spec: TrainSpec) -> dict[str, Any]:

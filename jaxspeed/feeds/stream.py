@@ -109,7 +109,8 @@ class StreamFeed(Feed):
   ) -> RunEvaluation:
     evaluation = make_evaluation(data.sets[phase.copies].eval, spec, phase)
     abstract = mesh_lib.abstract(variables, mesh_lib.replicated(spec.mesh))
-    programs = BackgroundCompiler(evaluation.jobs(abstract)).wait()
+    programs = BackgroundCompiler(evaluation.jobs(abstract))
+    programs.wait()
     return lambda: evaluation.run(programs, variables)
 
   @property
