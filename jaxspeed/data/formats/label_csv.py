@@ -172,20 +172,18 @@ def _header(
 def _by_split(path: pathlib.Path, rows: Sequence[_Row], tune: bool) -> dict[str, list[_Row]]:
   """Return the rows of "train" and, unless `tune`, of the first other split that there is."""
   splits = {each: [row for row in rows if row.split == each] for each in ("train", *EVAL_FOLDERS)}
-  if not splits["train"]:
+  chosen = [each for each in splits if splits[each]][: 1 if tune else 2]
+  if chosen[0] != "train":
     raise UserError(
       f"{path} has no rows of the split train: complete it; or, to evaluate on all its images, "
       "remove the column split and set --config.data.hold_out=1."
     )
-  if tune:
-    return {"train": splits["train"]}
-  chosen = next((each for each in EVAL_FOLDERS if splits[each]), None)
-  if chosen is None:
+  if not tune and len(chosen) == 1:
     raise UserError(
       f"{path} has no rows of the split val or test to evaluate on: complete it; remove the column "
       "split, to hold out a share (config.data.hold_out); or set --config.tune_on=validation."
     )
-  return {each: splits[each] for each in ("train", chosen)}
+  return {each: splits[each] for each in chosen}
 
 
 def _classes(path: pathlib.Path, rows: Sequence[_Row]) -> tuple[str, ...]:

@@ -122,13 +122,9 @@ def read_cifar_archive(path: pathlib.Path) -> dict[str, Any]:
       f"{path} cannot be read as an archive ({str(error) or type(error).__name__}): it was cut "
       "off, or is not a .tar.gz; config.data.path names a folder or cifar-10-binary.tar.gz."
     ) from error
-  found = [each for each in LAYOUTS if each.records.keys() & contents.keys()]
-  if not found:
-    raise UserError(
-      f"{path} is an archive without test_batch.bin or test.bin: config.data.path names "
-      "cifar-10-binary.tar.gz, cifar-100-binary.tar.gz or a folder."
-    )
-  return _assemble(found[0], contents, path)
+  # Of an archive of neither, the message on the first file that is missing.
+  layout = max(LAYOUTS, key=lambda each: len(each.records.keys() & contents.keys()))
+  return _assemble(layout, contents, path)
 
 
 def _content(layout: Layout, file: str, size: int, stream: IO[bytes], where: pathlib.Path) -> bytes:
@@ -149,11 +145,6 @@ def _assemble(layout: Layout, contents: Mapping[str, bytes], where: pathlib.Path
     )
   *train, test = [_records(layout, contents[file], f"{file} of {where}") for file in layout.records]
   class_names = tuple(contents.get(layout.names_file, b"").decode("utf-8", "replace").split())
-  if class_names and len(class_names) != layout.labels[-1]:
-    raise UserError(
-      f"{layout.names_file} of {where} has {len(class_names)} names, but {layout.title} has "
-      f"{layout.labels[-1]} classes: correct or remove it."
-    )
   return {
     "train_images": np.concatenate([images for images, _ in train]),
     "train_labels": np.concatenate([labels for _, labels in train]),

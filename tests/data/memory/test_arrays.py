@@ -185,7 +185,7 @@ def test_paths_that_hold_no_set_are_named(tmp_path, opened):
     "empty": "empty holds no data set, .*; it names .*dataset_info.json.*train/images.npy",
     "photos": "photos holds no data set, .* trains from memory; .*configs/imagenette.py",
     "notes.txt": "notes.txt cannot be read as an archive",
-    "other.tar.gz": "other.tar.gz is an archive without test_batch.bin",
+    "other.tar.gz": "other.tar.gz has no data_batch_1.bin, which the binary version",
     "cifar-10-batches-py": "cifar-10-batches-py is the pickled Python version",
   }.items():
     with pytest.raises(UserError, match=message):
