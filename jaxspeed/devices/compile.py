@@ -43,7 +43,6 @@ class Program:
     tracing: the part of it that traced and lowered Python, cached or not.
     cached: whether it came from the cache on disk.
     flops: the operations of one call (`flops.count_flops`).
-    ready_at: when that was done, by `time.monotonic`.
   """
 
   call: jax.stages.Compiled
@@ -51,7 +50,6 @@ class Program:
   cached: bool
   flops: float
   tracing: float = 0.0
-  ready_at: float = 0.0
 
   def text(self) -> str:
     """The optimised program as HLO, megabytes of text."""
@@ -157,7 +155,6 @@ def compile_program(
     cached=_counts.from_cache > hits,
     flops=count_flops(traced.jaxpr),
     tracing=tracing,
-    ready_at=time.monotonic(),
   )
 
 
@@ -172,13 +169,9 @@ class BackgroundCompiler:
 
   Args:
     jobs: for each program, under any name, a function that compiles it.
-
-  Attributes:
-    started: when it began, by `time.monotonic`.
   """
 
   def __init__(self, jobs: Mapping[Any, Callable[[], Program]]) -> None:
-    self.started = time.monotonic()
     threads = max(1, min(len(jobs), compiling_threads()))
     pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="compile")
     self._futures = {name: pool.submit(job) for name, job in jobs.items()}
