@@ -142,7 +142,7 @@ def test_a_run_is_not_evaluated_under_other_names_of_its_classes(finished, tmp_p
   folder = shutil.copytree(finished[0], tmp_path / "run")
   names = json.loads((folder / "classes.json").read_text())
   (folder / "classes.json").write_text(json.dumps([*names[1:], names[0]]))
-  with pytest.raises(UserError, match="json names the class 1, and the data set the class 0 in"):
+  with pytest.raises(UserError, match="names the class 1, and the data set has the class 0 in"):
     evaluate(folder)
   (folder / "classes.json").write_text(json.dumps([f"digit {name}" for name in names]))
   assert evaluate(folder)[0]["top1"] == finished[1]["top1"]
