@@ -34,10 +34,6 @@ class InputWait:
     self._step: tuple[Any, Future[float]] | None = None
     self._seconds = 0.0
 
-  def begin(self) -> None:
-    """Notes that no step is under way."""
-    self._step = None
-
   def dispatched(self, loss: Any) -> None:
     """Notes that the step that computes `loss` is under way."""
     self._step = loss, self._pool.submit(self._end_of, loss)

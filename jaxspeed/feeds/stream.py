@@ -139,7 +139,6 @@ class StreamFeed(Feed):
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     program = self._ahead[_train_key(self.spec.plan.phase_of(first_step))]
     self._streams.open(seed, first_step)
-    self._wait.begin()
     for step in range(first_step, last_step):
       take = functools.partial(self._streams.take, seed, step)
       batch = self._wait.take(take)

@@ -51,7 +51,6 @@ def test_waiting_is_measured_from_the_end_of_the_step(batch_seconds, step_second
     return loss.end
 
   wait = InputWait(end_of, lambda: clock.now)
-  wait.begin()
   wait.take(lambda: clock.sleep(batch_seconds))
   assert wait.take_seconds() == batch_seconds  # nothing was under way
   end = clock.now
