@@ -194,9 +194,7 @@ def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
   assert "the data set decides: data.classes=2 in place of the recipe's 4\n" in printed
   assert "evaluation of 4 held-out images" in printed
   assert "an epoch leaves out 4 of 36 training images (11%), different ones each time" in printed
-  assert (
-    "left out: 1 file in the class folders with other endings" in printed and ".heic" in printed
-  )
+  assert "1 file in the class folders is left out" in printed and ".heic (1)" in printed
   assert "\x1b" not in printed and "could not be read" not in printed
   shown = [str(tmp_path / "photos" / names[i % 2] / f"{i}.jpeg") for i in (0, 1)]
   rows = predict(run_predictor(tmp_path / "run"), shown)

@@ -142,5 +142,5 @@ def left_out(
   if not others:
     return ()
   named = [f"{printable(ending)} ({count:,})" for ending, count in sorted(others.items())]
-  files = plural(others.total(), "file")
-  return (f"left out: {files} {where}with other endings than images: {some(named, _ENDINGS)}",)
+  files = f"{plural(others.total(), 'file')} {where}{'is' if others.total() == 1 else 'are'}"
+  return (f"{files} left out, with other endings than images: {some(named, _ENDINGS)}",)

@@ -130,7 +130,7 @@ def test_what_is_left_out_or_doubtful_is_noted(tmp_path, opened):
   others += [f"train/cat/1.{name}" for name in "uvwx"] + ["train/ant/.hidden.heic"]
   images = opened(write(tmp_path / "set", files | dict.fromkeys(others, b"")))
   assert images.notes == (
-    "left out: 9 files in the class folders with other endings than images: .\\x1b[2jtxt (1), "
+    "9 files in the class folders are left out, with other endings than images: .\\x1b[2jtxt (1), "
     ".heic (3), .u (1), .v (1), .w (1) and 2 more",
   )
 

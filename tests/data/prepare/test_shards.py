@@ -150,7 +150,7 @@ def test_two_classes_of_one_name_are_refused(tmp_path, source):
   pack(source, tmp_path)
   folder = shards_folder(tmp_path / "sets", "set")
   (folder / "label.labels.txt").write_text("a\nb\na\n")
-  with pytest.raises(UserError, match="1.0.0 names the classes 0 and 2 both 'a'"):
+  with pytest.raises(UserError, match="1.0.0 has two classes that look alike, 0: 'a' and 2: 'a'"):
     train(source, path=str(folder), sides=(0,))
 
 
