@@ -98,8 +98,6 @@ def test_whitening_filters_are_those_of_the_first_images(places):
   assert 0.9 < diagonal[0] <= 1 + rounding and np.all(np.diff(diagonal) < rounding)
 
 
-
-
 def test_resized_copies_are_read_where_they_are(places, tmp_path, capsys):
   images, cache = places
   fields = {"phases.copies": (20, 0)}
