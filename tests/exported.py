@@ -23,11 +23,15 @@ def photographs(side: int, count: int = 6) -> np.ndarray:
   return np.stack(cut)
 
 
+def shapes_of(model: nn.Module, *sides: int, dtype: Any = np.float32) -> dict[str, Any]:
+  """The shapes of a model's variables, for images of one side or of a height and a width."""
+  images = jax.ShapeDtypeStruct((2, sides[0], sides[-1], 3), dtype)
+  return jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
+
+
 def random_variables(model: nn.Module, side: int, seed: int = 0) -> dict[str, Any]:
   """Variables of which none is at its initial value; some channels hardly vary."""
   rng = np.random.default_rng(seed)
-  images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
-  init = functools.partial(model.init, train=False)
 
   def draw(path: Any, leaf: Any) -> np.ndarray:
     name, shape = path[-1].key, leaf.shape
@@ -42,7 +46,7 @@ def random_variables(model: nn.Module, side: int, seed: int = 0) -> dict[str, An
       values = 0.3 * rng.standard_normal(shape)
     return values.astype(np.float32)
 
-  return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(init, jax.random.key(0), images))
+  return jax.tree_util.tree_map_with_path(draw, shapes_of(model, side))
 
 
 def network(

@@ -1,13 +1,12 @@
 """Weights of ResNets and vision transformers in .safetensors files, and what is refused."""
 
-import functools
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from exported import shapes_of
 
 from jaxspeed.errors import UserError
 from jaxspeed.models.exchange import load_weights, save_weights
@@ -21,16 +20,10 @@ safetensors_numpy = pytest.importorskip("safetensors.numpy")
 SMALL = ResNet(18, classes=5, width=4)
 
 
-@functools.cache
-def shapes_of(model):
-  images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-  return jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
-
-
 def random_variables(model, seed=0):
   rng = np.random.default_rng(seed)
   return jax.tree.map(
-    lambda leaf: np.abs(rng.standard_normal(leaf.shape).astype(np.float32)), shapes_of(model)
+    lambda leaf: np.abs(rng.standard_normal(leaf.shape).astype(np.float32)), shapes_of(model, 32)
   )
 
 
@@ -59,7 +52,7 @@ def test_other_floats_become_those_of_the_net(dtype, saved):
     tensors.update({name: x.astype(dtype) for name, x in tensors.items()})
 
   rewrite(saved, cast)
-  loaded = load_weights(saved, shapes_of(SMALL), RESNET)
+  loaded = load_weights(saved, shapes_of(SMALL, 32), RESNET)
   assert_equal(loaded, jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), expected))
   assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {np.dtype(np.float32)}
 
@@ -125,7 +118,7 @@ def zeros(*shape, dtype=np.float32):
 def test_a_file_that_does_not_fit_is_refused(change, sentence, saved):
   rewrite(saved, change)
   with pytest.raises(UserError, match=sentence) as raised:
-    load_weights(saved, shapes_of(SMALL), RESNET)
+    load_weights(saved, shapes_of(SMALL, 32), RESNET)
   assert str(saved) in str(raised.value)
 
 
@@ -151,7 +144,7 @@ def test_weights_of_another_model_are_refused(model, sentence, tmp_path):
   theirs, layout = (SMALL, RESNET) if isinstance(model, ResNet) else (ViT(**VITS), VIT)
   save_weights(tmp_path / "net.safetensors", random_variables(theirs), layout)
   with pytest.raises(UserError, match=sentence):
-    load_weights(tmp_path / "net.safetensors", shapes_of(model), layout)
+    load_weights(tmp_path / "net.safetensors", shapes_of(model, 32), layout)
 
 
 PICKLE = r"is a pickle.*safetensors.torch.save_file\(torch.load\('.*', weights_only=True\), '"
@@ -176,12 +169,12 @@ def test_a_file_that_is_something_else_is_refused(name, content, sentence, tmp_p
   if content:
     (tmp_path / name).write_bytes(content)
   with pytest.raises(UserError, match=sentence):
-    load_weights(tmp_path / name, shapes_of(SMALL), RESNET)
+    load_weights(tmp_path / name, shapes_of(SMALL, 32), RESNET)
 
 
 def test_a_file_that_is_cut_off_or_cannot_be_written_is_told(saved, tmp_path):
   saved.write_bytes(saved.read_bytes()[:-10])
   with pytest.raises(UserError, match="cannot be read as .safetensors"):
-    load_weights(saved, shapes_of(SMALL), RESNET)
+    load_weights(saved, shapes_of(SMALL, 32), RESNET)
   with pytest.raises(UserError, match="no_folder/net.safetensors cannot be written"):
     save_weights(tmp_path / "no_folder" / "net.safetensors", random_variables(SMALL), RESNET)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from exported import shapes_of
 from tolerances import assert_equal
 
 from jaxspeed.models.exchange import load_weights, save_weights
@@ -27,11 +28,6 @@ Net = functools.partial(ResNet, dtype=jnp.float64)
 
 def random(*shape, seed=0):
   return np.random.default_rng(seed).standard_normal(shape)
-
-
-def shapes_of(model, size=32):
-  images = jax.ShapeDtypeStruct((2, size, size, 3), model.dtype)
-  return jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -91,7 +87,9 @@ def test_logits_statistics_and_gradients_are_torchs(fields, tmp_path):
   def as_ours(tensors):
     state = {**theirs.state_dict(), **tensors}
     safetensors_torch.save_file(state, tmp_path / "weights.safetensors")
-    return load_weights(tmp_path / "weights.safetensors", shapes_of(model), RESNET)
+    return load_weights(
+      tmp_path / "weights.safetensors", shapes_of(model, 32, dtype=np.float64), RESNET
+    )
 
   variables = as_ours({})
   save_weights(tmp_path / "ours.safetensors", variables, RESNET)
@@ -126,7 +124,7 @@ def test_logits_statistics_and_gradients_are_torchs(fields, tmp_path):
 def test_parameters_are_as_many_as_torchvisions_and_have_their_kinds(
   depth, convolutions, parameters
 ):
-  params = shapes_of(ResNet(depth))["params"]
+  params = shapes_of(ResNet(depth), 32)["params"]
   assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters
   kinds = jax.tree.leaves(groups_by_name(params))
   assert kinds.count("kernel") == kinds.count("scale") == convolutions
@@ -171,7 +169,7 @@ def test_initial_values(head_init, largest):
 def test_ghost_batches_and_momentum_reach_every_norm():
   fields = {"depth": 18, "classes": 3, "width": 4}
   images = random(8, 32, 32, 3)
-  variables = drawn(shapes_of(Net(**fields)), np.random.default_rng(1))
+  variables = drawn(shapes_of(Net(**fields), 32, dtype=np.float64), np.random.default_rng(1))
   model = Net(**fields, ghost_splits=2, norm_momentum=0.75)
   y, stats = train_logits(model, variables, images)
   parts = [train_logits(Net(**fields), variables, images[part::2]) for part in (0, 1)]

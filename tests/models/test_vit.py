@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import ROOT
+from exported import shapes_of
 from tolerances import assert_equal
 
 from jaxspeed.errors import UserError
@@ -19,14 +20,9 @@ SMALL = dict(classes=5, patch_size=4, width=16, depth=2, heads=4, mlp=24)
 TIMM = dict(pool="token", posemb="learned", gelu="erf")
 
 
-def shapes_of(model, shape=(1, 12, 20, 3), dtype=jnp.float32):
-  images = jax.ShapeDtypeStruct(shape, dtype)
-  return jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
-
-
-def random_variables(model, seed=0, shape=(1, 12, 20, 3)):
+def random_variables(model, seed=0):
   rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape), shapes_of(model, shape))
+  return jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape), shapes_of(model, 12, 20))
 
 
 @pytest.mark.equivalence
@@ -47,7 +43,7 @@ def test_logits_and_files_are_those_of_torch(fields, tmp_path):
   expected = logits_of(state, torch.tensor(images.transpose(0, 3, 1, 2).copy()), heads=4).numpy()
   assert np.abs(expected).max() > 0.1
   assert_equal(logits, expected)
-  template = shapes_of(model, dtype=jnp.float64)
+  template = shapes_of(model, 12, 20, dtype=jnp.float64)
   jax.tree.map(
     np.testing.assert_array_equal,
     load_weights(tmp_path / "ours.safetensors", template, VIT),
@@ -57,7 +53,7 @@ def test_logits_and_files_are_those_of_torch(fields, tmp_path):
 
 def test_the_stored_comparison_with_timm_holds():
   stored = json.loads((ROOT / "results" / "vit_timm.json").read_text())
-  parameters = sum(x.size for x in jax.tree.leaves(shapes_of(ViT(**TIMM), (1, 224, 224, 3))))
+  parameters = sum(x.size for x in jax.tree.leaves(shapes_of(ViT(**TIMM), 224)))
   assert parameters == stored["parameters"]["timm"] == 22_050_664
   assert stored["largest_difference"] <= stored["most_allowed"] == 1e-4 < stored["largest_logit"]
   assert stored["fields"] == TIMM
@@ -101,7 +97,7 @@ def test_dropout_is_for_training_only():
 )
 def test_fields_that_do_not_fit_are_one_sentence(fields, sentence):
   with pytest.raises(UserError, match=sentence):
-    shapes_of(ViT(**SMALL | fields))
+    shapes_of(ViT(**SMALL | fields), 12, 20)
 
 
 def test_learned_positions_are_for_one_size():

@@ -15,7 +15,6 @@ from toy import toy_arrays, toy_config, toy_spec
 
 from jaxspeed.data.batch import pad_batches
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.records.arrays import Predictions
 from jaxspeed.run.evaluation import predictions_of
 from jaxspeed.steps import eval_step
 
@@ -82,7 +81,6 @@ def torch_logits(images, views):
 def assert_evaluated(found, arrays, views):
   """The sums and each image's outcome are those of PyTorch's logits of all images at once."""
   logits, labels = torch_logits(arrays.eval_images, views), torch.tensor(arrays.eval_labels).long()
-  p, rows = logits.softmax(1), np.arange(len(labels))
   losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
   best = logits.argsort(dim=1, descending=True, stable=True)
   sums = found.sums
@@ -90,20 +88,17 @@ def assert_evaluated(found, arrays, views):
   assert int(sums.top1) == (best[:, 0] == labels).sum()
   assert int(sums.top5) == (best[:, :5] == labels[:, None]).any(1).sum()
   np.testing.assert_allclose(sums.loss, losses.sum(), rtol=EQUAL)
-  expected = Predictions(
-    step=9,
-    index=rows,
-    label=arrays.eval_labels,
-    predicted=best[:, 0].numpy(),
-    probability=p.amax(1).numpy(),
-    loss=losses.numpy(),
-  )
   images = predictions_of(found, 9)
-  for name in ("index", "label", "predicted"):
-    np.testing.assert_array_equal(getattr(images, name), getattr(expected, name), err_msg=name)
-    assert getattr(images, name).dtype == np.int32
-  for name in ("probability", "loss"):
-    assert_equal(getattr(images, name), getattr(expected, name))
+  for values, expected in (
+    (images.index, np.arange(len(labels))),
+    (images.label, arrays.eval_labels),
+    (images.predicted, best[:, 0]),
+  ):
+    np.testing.assert_array_equal(values, expected)
+    assert values.dtype == np.int32
+  assert_equal(
+    (images.probability, images.loss), (logits.softmax(1).amax(1).numpy(), losses.numpy())
+  )
 
 
 @pytest.mark.parametrize("devices", [1, 8])
