@@ -57,11 +57,6 @@ TABLE = {
     "cancelled cancelled cancelled cancelled",
     ("", "", "saving", ""),
   ),
-  "cancelled before it was submitted": (
-    {"requests": (CANCELLED,)},
-    "cancelled cancelled cancelled cancelled",
-    ("", "", "saving", ""),
-  ),
   "not submitted": ({"requests": ()}, "pending pending pending pending", "not submitted"),
   "submitted": (
     {},

@@ -245,13 +245,11 @@ def test_scripts():
 def test_cancel_and_retry(run, fake):
   assert launch("cancel", run / "c") == "cancelled c\n"
   assert launch("cancel", run, "--all") == "cancelled d\n"
-  assert (
-    launch("cancel", run, "--all") == "none to cancel: all have ended or were cancelled before\n"
-  )
+  nothing = "none to cancel: all have ended or were cancelled before\n"
+  assert launch("cancel", run, "--all") == nothing
   assert launch("retry", run, "c") == "submitted c again\n"
   assert launch("retry", run, "--failed") == "submitted b, d again\n"
   assert launch("retry", run, "--failed") == "no job failed\n"
-  assert [ask[1] for ask in fake.asked if ask[0] == "submit"] == ["c", "b", "d"]
 
 
 # A local queue

@@ -31,7 +31,6 @@ CHOSEN = ["2", "5", "GPU-a1", "7"]  # in CUDA_VISIBLE_DEVICES
 @pytest.mark.parametrize(
   "gpus, fields, variables",
   [
-    (FILES, {}, ["0,1,2,3"]),
     (FILES, {"parallel": 2}, ["0,1", "2,3"]),
     (FILES, {"parallel": 2, "gpus": 2}, ["0", "1"]),
     (CHOSEN, {"parallel": 4}, CHOSEN),
@@ -53,11 +52,8 @@ def test_jobs_divide_the_gpus(machine, gpus, fields, variables):
 @pytest.mark.parametrize(
   "cores, fields, places",
   [
-    (8, {}, [range(8)]),
-    (8, {"parallel": 2}, [range(4), range(4, 8)]),
     (5, {"parallel": 2}, [range(2), range(2, 5)]),
     (2, {"parallel": 3}, [[0], [0], [1]]),
-    (1, {"parallel": 2}, [[0], [0]]),
   ],
 )
 def test_jobs_divide_the_cores(machine, cores, fields, places):

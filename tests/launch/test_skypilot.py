@@ -17,18 +17,8 @@ from jaxspeed.errors import LOST_PEER, REQUEUE
 from jaxspeed.launch import sky
 
 FIELDS: dict[str, dict[str, Any]] = {
-  "cpu": {
-    "infra": "aws",
-    "use_spot": True,
-    "resources": {"cpus": "4+", "disk_size": 100},
-    "env": {"A": "b: #"},
-  },
-  "k8s": {
-    "nodes": 2,
-    "resources": {"cpus": "2"},
-    "infra": "k8s",
-    "mounts": {"{root}": "team-runs"},
-  },
+  "cpu": {"infra": "aws", "use_spot": True, "resources": {"cpus": "4+", "disk_size": 100}},
+  "k8s": {"nodes": 2, "infra": "k8s", "mounts": {"{root}": "team-runs"}, "env": {"A": "b: #"}},
   "gpu": {
     "accelerators": "H100:8",
     "nodes": 16,

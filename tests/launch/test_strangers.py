@@ -78,7 +78,7 @@ def test_a_job_that_lies_outside_of_its_run_is_not_looked_at(tmp_path, name):
   assert runs.read_jobs(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("part", ["", "launch", "launch/logs", "launch/job.jsonl"])
+@pytest.mark.parametrize("part", ["", "launch", "launch/job.jsonl"])
 def test_a_job_is_not_started_whose_files_lie_behind_a_link(tmp_path, part):
   facts = write_job(write_run(tmp_path), "a", notes=[event("started")])
   place = facts.folder / part
@@ -113,17 +113,6 @@ def test_a_copy_is_not_taken_for_the_first(tmp_path):
   (tmp_path / "run").rename(tmp_path / "copy")
   found = facts_of(tmp_path / "copy" / "a").foreign
   assert found.startswith("was copied or moved: submit the sweep's own")
-
-
-def test_nothing_is_appended_to_through_a_link(tmp_path):
-  run = write_run(tmp_path)
-  write_job(run, "a", executor=local().to_dict())
-  requests, own = run / ".launch" / "requests.jsonl", tmp_path / "own"
-  requests.rename(own)
-  before = own.read_bytes()
-  requests.symlink_to(own)
-  assert "requests.jsonl is a link" in mistake("launch", "cancel", str(run), "--all")
-  assert own.read_bytes() == before
 
 
 @pytest.mark.parametrize("number", ["0", "1", "{other}"])

@@ -233,13 +233,20 @@ def test_jobs_of_a_killed_worker_are_cancelled_and_get_the_signals_of_the_next(r
   run.start({name: ["wait", "done"] for name in "abc"}, parallel=2)
   run.wait("a", "b")
   run.kill_worker()
+  # What died with it is started again, and what lives can be cancelled.
+  groups = {words[0]: int(words[1]) for words in run.events()}
+  for process in (parent_of(groups["b"]), groups["b"]):  # its supervisor, and the trainer
+    os.kill(process, signal.SIGKILL)
+  wait_until(lambda: run.states["b"] == "requeued", 60, "the end of b")
   assert run.submitted.cancel(["a"]) == ["a"]
   wait_until(lambda: run.events("saved") == [["a"]], 60, "a saves")
   run.resume()
   run.wait("c")
+  wait_until(lambda: run.begun.count("b") == 2, 60, "b runs again")
   os.kill(run.worker, signal.SIGTERM)
   wait_until(lambda: sorted(run.events("saved")) == [["a"], ["b"], ["c"]], 60, "b and c save")
   assert run.wait_for_end()["a"] == "cancelled"
+  assert {each.name: each.restarts for each in run.found} == {"a": 0, "b": 1, "c": 0}
 
 
 def test_other_workers_take_over_what_killed_ones_left(run, monkeypatch):
@@ -289,24 +296,6 @@ def test_a_submission_that_dies_while_a_worker_lives_is_not_repeated(run, monkey
   assert run.wait_for_end() == {"a": "done", "b": "done", "c": "failed"}
   assert sorted(run.begun) == sorted("abc")
   assert run.notes("c") == [("started", ""), ("failed", "ended with exit code 2")]
-
-
-def test_what_died_with_its_worker_is_started_again(run):
-  plan = {"a": ["once wait", "done"], "b": ["wait", "done"]}
-  run.start(plan, parallel=2)
-  run.wait("a", "b")
-  run.kill_worker()
-  groups = {words[0]: int(words[1]) for words in run.events()}
-  for process in (parent_of(groups["a"]), groups["a"]):  # its supervisor, and the trainer
-    os.kill(process, signal.SIGKILL)
-  wait_until(lambda: run.states["a"] == "requeued", 60, "the end of a")
-  run.go("b")
-  # The same command does what resume does.
-  run.start(plan, parallel=2)
-  assert run.wait_for_end() == {"a": "done", "b": "done"}
-  assert sorted(run.begun) == ["a", "a", "b"]
-  assert [what for what, _ in run.notes("a")] == ["started", "started", "done"]
-  assert run.found[0].restarts == 1
 
 
 def test_a_worker_that_is_told_to_end_ends_with_its_job(run):

@@ -138,13 +138,6 @@ def test_a_signal_ends_the_children_and_says_where_it_stands(number, begin, tmp_
     os.kill(child, 0)
 
 
-def test_an_output_that_nobody_reads_does_not_end_the_measurement(begin, tmp_path):
-  process = begin("go", f"--out={tmp_path}")
-  process.stdout.close()
-  assert process.wait(120) == 0 and process.stderr.read() == ""
-  assert json.loads((tmp_path / "gpu_day" / "a.json").read_text())["gpu_day"]["state"] == "done"
-
-
 def test_scripts_and_recipes_of_the_parts_are_there():
   from recipes import get_config
 

@@ -11,19 +11,14 @@ import types
 
 import described_gpus
 import jax
-import jax.numpy as jnp
 import kernels
 import profile_step
 import pytest
 import step_program
 from commands import ROOT, environment
-from flax import linen as nn
 from toy import load_recipe
 
 from jaxspeed.errors import UserError
-from jaxspeed.models.layers.conv import Conv
-from jaxspeed.models.layers.norm import Norm
-from jaxspeed.models.layers.pool import max_pool
 from jaxspeed.scaling.allreduce_time import exchange_of
 
 # As XLA writes them for a GPU: a loop of three, cuDNN, a fusion that takes a row of its operand.
@@ -196,46 +191,6 @@ def test_cycles_of_a_step_on_a_tpu():
   assert found["without_estimate"] == 2 and found["kernels"] == 2 + 2 / 8
   assert found["memory_gb"] == 17.0
   assert [each["megabytes"] for each in found["all_reduces"]] == [1.0]
-
-
-class Net(nn.Module):
-  """A convolution, norm, pool; named as the nets of the package name theirs."""
-
-  @nn.compact
-  def __call__(self, x):
-    x = Conv(16, name="conv1")(x)
-    x = Norm(use_running_average=False, activation=jax.nn.relu, name="norm1")(x)
-    x = Conv(8, name="conv2")(x)
-    with jax.named_scope("pool"):
-      x = max_pool(x, 2)
-    return nn.Dense(3, name="head")(x.mean(axis=(1, 2)))
-
-
-def test_classes_of_a_step_that_is_compiled_here():
-  net, images = Net(), jnp.ones((4, 16, 16, 8))
-  variables = net.init(jax.random.key(0), images)
-
-  def step(params, images):
-    def loss(params):
-      logits, _ = net.apply(variables | {"params": params}, images, mutable=["batch_stats"])
-      return jnp.square(logits).mean()
-
-    gradient = jax.grad(loss)(params)
-    with jax.named_scope("optimizer"):
-      return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
-
-  text = jax.jit(step).lower(variables["params"], images).compile().as_text()
-  groups = kernels.by_class(kernels.read(text))
-  assert {"norm", "pool", "optimizer"} <= set(groups)
-  # Nobody asks for the gradient of the images. A convolution of XLA:CPU is one kernel.
-  counts = {name: len(group) for name, group in groups.items() if name.startswith("convolution")}
-  assert counts["convolution forward"] == 2
-  # And perhaps one that turns its kernel around.
-  assert counts["convolution data gradient"] in (1, 2)
-  assert counts["convolution weight gradient"] == 2
-  largest = max(groups["convolution forward"], key=lambda kernel: kernel.moved)
-  # Images of 8 channels, maps of 16, or the other way round; and a kernel of 3 x 3.
-  assert largest.moved == 4 * (4 * 16 * 16 * (8 + 16) + 3 * 3 * 8 * 16)
 
 
 def run(name, start, end):
