@@ -1,7 +1,6 @@
 """The executor of SkyPilot, with a module in its place that records what it is asked.
 
-With SkyPilot installed, its own functions check how they are called. None is called here: they
-would start a server.
+None of SkyPilot's own functions is called here: they would start a server.
 """
 
 import importlib.machinery
@@ -10,77 +9,36 @@ import json
 import pathlib
 import sys
 import types
-from typing import Any
+from unittest import mock
 
 import pytest
+from fake_jobs import write_job, write_run
 
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
-from jaxspeed.launch import record
 from jaxspeed.launch.executor import Found
 from jaxspeed.launch.sky import Sky, job_name
 
-MOUNTS = {"/runs": "gs://bucket/runs"}
 HERE = pathlib.Path("/")
 
 
-class Cloud(types.ModuleType):
-  """A module `sky` whose queue is a dict: the state of each job by its number."""
-
-  def __init__(self) -> None:
-    super().__init__("sky")
-    self.__spec__ = importlib.machinery.ModuleSpec("sky", None)
-    self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-    self.queue: dict[int, tuple[str, str]] = {}
-    self.tasks: list[Any] = []
-    self.error: BaseException | None = None
-    self.jobs = types.SimpleNamespace(
-      launch=lambda *a, **k: self.asked("launch", a, k),
-      queue_v2=lambda *a, **k: self.asked("queue_v2", a, k),
-      cancel=lambda *a, **k: self.asked("cancel", a, k),
-    )
-    self.Task = types.SimpleNamespace(from_yaml_config=lambda fields: fields)
-
-  def asked(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    self.calls.append((name, args, kwargs))
-    return name, args, kwargs
-
-  def get(self, request: tuple[str, tuple[Any, ...], dict[str, Any]]) -> Any:
-    name, args, kwargs = request
-    if self.error is not None:
-      raise self.error
-    if name == "launch":
-      number = 40 + len(self.queue)
-      self.queue[number] = (kwargs["name"], "PENDING")
-      self.tasks.append(args[0])
-      return [number], None
-    if name == "cancel":
-      for number in kwargs["job_ids"]:
-        self.queue[number] = (self.queue[number][0], "CANCELLED")
-      return None
-    rows = [
-      types.SimpleNamespace(job_id=number, job_name=job, status=types.SimpleNamespace(value=status))
-      for number, (job, status) in self.queue.items()
-    ]
-    return rows, len(rows), {}, len(rows)
-
-
 @pytest.fixture
-def cloud(monkeypatch) -> Cloud:
-  found = Cloud()
+def cloud(monkeypatch):
+  """The module `sky`; what its requests come to is `get`'s."""
+  found = mock.MagicMock(__spec__=importlib.machinery.ModuleSpec("sky", None))
   monkeypatch.setitem(sys.modules, "sky", found)
   return found
 
 
-def facts(name: str = "lr=1", root: str = "/runs", token: str = "t0ken") -> record.Facts:
-  folder = pathlib.Path(root, "sweep", name)
-  fixed = {"epochs": 1.0, "metric": "top1", "sources": "", "overrides": {}, "config": ""}
-  named = {"name": name, "recipe": "a.py", "folder": str(folder), "executor": {"kind": "sky"}}
-  made = record.Job(cwd=str(pathlib.Path.cwd()), **fixed, **named)  # type: ignore[arg-type]
-  return record.Facts(folder, made, True, [record.Event(0.0, "submit", token, jobs=[name])], [])
+@pytest.fixture
+def job(tmp_path):
+  """Makes a job in the folder `runs`, which lies on a bucket; returns what is known of it."""
+  run = write_run(tmp_path / "runs", "sweep")
+  return lambda name="lr=1": write_job(run, name, cwd=str(tmp_path))
 
 
-def job(name: str = "lr=1", root: str = "/runs") -> record.Job:
-  return facts(name, root).job
+@pytest.fixture
+def mounts(tmp_path):
+  return {str(tmp_path / "runs"): "gs://bucket/runs"}
 
 
 def test_devices_and_fields_that_come_back():
@@ -108,53 +66,48 @@ def test_mistakes_in_fields(fields, sentence):
     Sky(**fields)
 
 
-def test_what_is_not_there_is_a_sentence(cloud, monkeypatch):
-  Sky(mounts=MOUNTS).check(pathlib.Path("/runs/a"))
+def test_what_is_not_there_is_a_sentence(cloud, job, monkeypatch):
+  sky = Sky(mounts={"/runs": "gs://bucket/runs"})
+  sky.check(pathlib.Path("/runs/a"))
   for root in ("/runs2/a", "/"):
     with pytest.raises(UserError, match=rf"root {root} is not on storage .*, which has /runs\.$"):
-      Sky(mounts=MOUNTS).check(pathlib.Path(root))
+      sky.check(pathlib.Path(root))
   with pytest.raises(UserError, match=r"which has none\.$"):
-    Sky().script([job()], "t")
+    Sky().script([job().job], "t")
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(UserError, match=r"^SkyPilot is not installed: pip install 'jaxspeed\[sky\]'"):
-    Sky(mounts=MOUNTS).check(pathlib.Path("/runs"))
+    sky.check(pathlib.Path("/runs"))
 
 
-def test_a_task_has_what_the_fields_say(tmp_path, monkeypatch):
+def test_a_task_has_what_the_fields_say(job, mounts, tmp_path):
   sky = Sky(
     accelerators="H100:8",
     nodes=16,
     infra="gcp/us-central1",
     use_spot=True,
     resources={"disk_size": 100},
-    mounts={"/runs": "gs://bucket/runs", "/data": "s3://imagenet", "/disk": "team-disk"},
+    mounts=mounts | {"/data": "s3://imagenet", "/disk": "team-disk"},
     setup=("pip install -e .[cuda13]", "nvidia-smi"),
     env={"A": "b: #"},
   )
-  monkeypatch.chdir(tmp_path)
-  digest = job().digest
-  assert sky.task(job(), "t0ken") == {
+  made = job().job
+  recovery = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [REQUEUE, LOST_PEER]}
+  machine = {"infra": "gcp/us-central1", "accelerators": "H100:8", "use_spot": True}
+  (root,) = mounts
+  supervisor = "python -m jaxspeed.launch.supervisor sky"
+  assert sky.task(made, "t0ken") == {
     "name": "jaxspeed-lr-1-t0ken",
     "num_nodes": 16,
-    "resources": {
-      "infra": "gcp/us-central1",
-      "accelerators": "H100:8",
-      "use_spot": True,
-      "disk_size": 100,
-      "job_recovery": {
-        "max_restarts_on_errors": 0,
-        "recover_on_exit_codes": [REQUEUE, LOST_PEER],
-      },
-    },
+    "resources": machine | {"disk_size": 100, "job_recovery": recovery},
     "workdir": str(tmp_path),
     "file_mounts": {
-      "/runs": {"source": "gs://bucket/runs", "mode": "MOUNT_CACHED"},
+      root: {"source": "gs://bucket/runs", "mode": "MOUNT_CACHED"},
       "/data": {"source": "s3://imagenet", "mode": "MOUNT"},
     },
     "volumes": {"/disk": "team-disk"},
     "envs": {"A": "b: #"},
     "setup": "set -e\npip install -e .[cuda13]\nnvidia-smi",
-    "run": f"( exec python -m jaxspeed.launch.supervisor sky /runs/sweep/lr=1 {digest} t0ken )",
+    "run": f"( exec {supervisor} {made.folder} {made.digest} t0ken )",
   }
 
 
@@ -164,51 +117,53 @@ def test_names_are_short_and_distinct_from_flags():
     "_=_": "job",
     "x" * 100: "x" * 40,
   }
-  assert [job_name(job(each), "t") for each in names] == [f"jaxspeed-{n}-t" for n in names.values()]
+  for name, short in names.items():
+    assert job_name(types.SimpleNamespace(name=name), "t") == f"jaxspeed-{short}-t"
 
 
-def test_jobs_are_submitted_one_by_one_and_found_by_their_names(cloud):
-  sky, jobs = Sky(mounts=MOUNTS), [facts("a=1"), facts("b=1", token="other")]
-  for each in jobs:
-    sky.submit([each.job], each.token)
-  assert cloud.tasks == [sky.task(each.job, each.token) for each in jobs]
-  assert [name for name, _ in cloud.queue.values()] == ["jaxspeed-a-1-t0ken", "jaxspeed-b-1-other"]
-  assert sky.states(jobs, HERE) == {"a=1": Found(False, "40"), "b=1": Found(False, "41")}
-  assert sky.states([facts("a=1", token="new")], HERE) == {}
+def test_a_job_is_submitted_and_cancelled(cloud, job, mounts):
+  sky, facts = Sky(mounts=mounts), job()
+  sky.submit([facts.job], "t0ken")
+  cloud.Task.from_yaml_config.assert_called_once_with(sky.task(facts.job, "t0ken"))
+  task = cloud.Task.from_yaml_config.return_value
+  cloud.jobs.launch.assert_called_once_with(task, name="jaxspeed-lr-1-t0ken")
   # What a cancelled job saves is uploaded first.
   sky.cancel(["41", "40"])
-  expected = {"job_ids": [40, 41], "graceful": True, "graceful_timeout": 600}
-  assert cloud.calls[-1][2] == expected and sky.states(jobs, HERE) == {}
+  cloud.jobs.cancel.assert_called_once_with(job_ids=[40, 41], graceful=True, graceful_timeout=600)
+  requests = [cloud.jobs.launch.return_value, cloud.jobs.cancel.return_value]
+  assert [call.args[0] for call in cloud.get.call_args_list] == requests
 
 
-def test_states_by_one_question(cloud):
-  statuses = {
-    "STARTING": False,
-    "RECOVERING": False,
-    "RUNNING": True,
-    "CANCELLING": True,
-    "SUCCEEDED": None,
-    "FAILED_SETUP": None,
-    "A_STATE_OF_TOMORROW": None,
-  }
-  jobs = [facts(status) for status in statuses]
-  cloud.queue = {i: (job_name(f.job, f.token), f.job.name) for i, f in enumerate(jobs)}
-  found = Sky().states([*jobs, facts("gone")], HERE)
-  assert found == {name: Found(s, str(i)) for i, (name, s) in enumerate(statuses.items()) if i < 4}
-  ((name, _, asked),) = cloud.calls
-  assert name == "queue_v2" and asked["name_match"] == "jaxspeed-"
+def test_states_by_one_question(cloud, job):
+  states = {"STARTING": False, "RECOVERING": False, "RUNNING": True, "CANCELLING": True}
+  jobs = [job(name) for name in (*states, "SUCCEEDED", "FAILED_SETUP", "A_STATE_OF_TOMORROW")]
+  rows = [
+    types.SimpleNamespace(
+      job_id=number,
+      job_name=job_name(facts.job, facts.token),
+      status=types.SimpleNamespace(value=facts.job.name),
+    )
+    for number, facts in enumerate(jobs)
+  ]
+  rows.append(types.SimpleNamespace(job_id=9, job_name="another", status=rows[0].status))
+  cloud.get.return_value = rows, len(rows), {}, len(rows)
+  found = Sky().states([*jobs, job("gone")], HERE)
+  assert found == {name: Found(runs, str(i)) for i, (name, runs) in enumerate(states.items())}
+  assert cloud.jobs.queue_v2.call_args.kwargs["name_match"] == "jaxspeed-"
+  assert cloud.get.call_count == 1
 
 
-def test_what_skypilot_does_not_answer_or_refuses(cloud):
+def test_what_skypilot_does_not_answer_or_refuses(cloud, job, mounts):
   # The controller of managed jobs stops itself when none is left.
   stopped = RuntimeError("the controller is stopped")
-  stopped.cluster_status = types.SimpleNamespace(value="STOPPED")  # type: ignore[attr-defined]
-  cloud.error = stopped
-  assert Sky().states([facts()], HERE) == {}
-  cloud.error = ValueError("no cloud is enabled.\nsecond line")
-  assert Sky().states([facts()], HERE) is None
+  stopped.cluster_status = types.SimpleNamespace(value="STOPPED")
+  cloud.get.side_effect = stopped
+  facts = job()
+  assert Sky().states([facts], HERE) == {}
+  cloud.get.side_effect = ValueError("no cloud is enabled.\nsecond line")
+  assert Sky().states([facts], HERE) is None
   with pytest.raises(UserError) as refused:
-    Sky(mounts=MOUNTS).submit([job()], "t")
+    Sky(mounts=mounts).submit([facts.job], "t")
   sentence = "SkyPilot did not take the job lr=1 (no cloud is enabled): submit again when that is"
   assert str(refused.value).startswith(sentence)
   with pytest.raises(UserError, match=r"^SkyPilot did not cancel \(no cloud is enabled\): cancel"):
