@@ -21,11 +21,10 @@ from jaxspeed.files import is_locked, open_locked
 from jaxspeed.launch.executor import Count, Executor, Found
 from jaxspeed.launch.record import LAUNCHER, Facts, Job
 
-# In the run's LAUNCHER: locked while the worker lives, with its process; its output; and, with a
-# job's name, locked while any process of the job in place N lives, which inherits the open file.
-WORKER, LOG, PLACE = "worker.lock", "worker.log", "place.{}.lock"
-# Python's arguments for a supervisor, before the job's folder, digest and token.
-SUPERVISE = ["-m", "jaxspeed.launch.supervisor", "local"]
+# In the run's LAUNCHER, for place N: locked while its worker lives, with the process; with a job's
+# name, locked while any process of the job lives, which inherits the open file; workers' output.
+WORKER, PLACE, LOG = "worker.{}.lock", "place.{}.lock", "worker.log"
+JOB = "JAXSPEED_JOB"  # the variable of a job's processes that has its folder
 
 
 class Slot(NamedTuple):
@@ -43,7 +42,8 @@ class Slot(NamedTuple):
 class Local(Executor):
   """Jobs on this machine, `parallel` at a time.
 
-  A worker (`jaxspeed.launch.worker`), which outlives the terminal, takes them one by one.
+  A worker for each place (`jaxspeed.launch.worker`), which outlives the terminal, takes them one by
+  one.
   """
 
   kind: ClassVar[str] = "local"
@@ -91,30 +91,32 @@ class Local(Executor):
     """Does nothing more: the worker takes what is recorded as submitted."""
 
   def begin(self, folder: pathlib.Path) -> None:
-    path = folder / LAUNCHER / WORKER
-    if (descriptor := open_locked(path)) is None:
-      time.sleep(0.05)  # a command that asks whether a worker runs holds it for an instant
-      descriptor = open_locked(path)
-    if descriptor is None:
-      return  # the worker sees what is new
-    with open(descriptor, "w") as lock, open(folder / LAUNCHER / LOG, "ab") as log:
-      # A session of its own outlives the terminal. It inherits the lock, held from now on.
-      process = subprocess.Popen(
-        [sys.executable, "-m", "jaxspeed.launch.worker", str(folder), str(descriptor)],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        pass_fds=(descriptor,),
-        start_new_session=True,
-      )
-      lock.truncate()
-      lock.write(f"{process.pid}\n")
+    for place in range(self.parallel):
+      path = folder / LAUNCHER / WORKER.format(place)
+      if (descriptor := open_locked(path)) is None:
+        time.sleep(0.05)  # a command that asks whether a worker runs holds it for an instant
+        descriptor = open_locked(path)
+      if descriptor is None:
+        continue  # the worker sees what is new
+      with open(descriptor, "w") as lock, open(folder / LAUNCHER / LOG, "ab") as log:
+        # A session of its own outlives the terminal. It inherits the lock, held from now on.
+        words = ["jaxspeed.launch.worker", str(folder), str(place), str(descriptor)]
+        process = subprocess.Popen(
+          [sys.executable, "-m", *words],
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=log,
+          pass_fds=(descriptor,),
+          start_new_session=True,
+        )
+        lock.truncate()
+        lock.write(f"{process.pid}\n")
 
   def states(self, jobs: Sequence[Facts], folder: pathlib.Path) -> Mapping[str, Found]:
     living = names_in_places(folder)
-    pids = {name: str(each.pid) for name, each in supervisors(folder).items()} if living else {}
+    pids = leaders(folder) if living else {}
     names = [facts.job.name for facts in jobs]
-    return {name: Found(name in living, pids.get(name, "")) for name in names}
+    return {name: Found(name in living, str(pids.get(name, ""))) for name in names}
 
   def cancel(self, ids: Sequence[str]) -> None:
     for pid in ids:
@@ -122,7 +124,7 @@ class Local(Executor):
         os.kill(int(pid), signal.SIGTERM)
 
   def warning(self, folder: pathlib.Path) -> str:
-    if is_locked(folder / LAUNCHER / WORKER):
+    if any(map(is_locked, (folder / LAUNCHER).glob(WORKER.format("*")))):
       return ""
     resume = f"python -m jaxspeed.launch resume {shlex.quote(str(folder))}"
     return f"no worker runs, see {LAUNCHER}/{LOG}: {resume}"
@@ -134,13 +136,15 @@ def names_in_places(folder: pathlib.Path) -> set[str]:
   return {path.read_text() for path in places}
 
 
-def supervisors(folder: pathlib.Path) -> dict[str, psutil.Process]:
-  """The supervisors of a run's jobs on this machine, by the job's name, whoever started them."""
+def leaders(folder: pathlib.Path) -> dict[str, int]:
+  """The processes of a run's jobs on this machine that lead their sessions, by the job's name."""
   run, found = folder.resolve(), {}
-  for process in psutil.process_iter(["cmdline"]):
-    words = process.info["cmdline"] or []
-    if words[1:4] == SUPERVISE and (job := pathlib.Path(words[4])).parent.resolve() == run:
-      found[job.name] = process
+  for process in psutil.process_iter(["environ"]):
+    job = pathlib.Path((process.info["environ"] or {}).get(JOB, "/"))
+    if job.parent.resolve() == run:
+      with contextlib.suppress(ProcessLookupError):
+        if os.getsid(process.pid) == process.pid:
+          found[job.name] = process.pid
   return found
 
 

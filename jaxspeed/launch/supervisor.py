@@ -1,6 +1,5 @@
 """The process beside each trainer: starts it, passes signals on, notes its end, decides the rest.
 
-  python -m jaxspeed.launch.supervisor local JOB DIGEST TOKEN           # a job of this machine
   python -m jaxspeed.launch.supervisor sky JOB DIGEST TOKEN             # one machine of a job
   python -m jaxspeed.launch.supervisor slurm JOB DIGEST TOKEN           # a batch job, with srun for
   python -m jaxspeed.launch.supervisor task JOB DIGEST TOKEN RESTART    # each of its tasks
@@ -19,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from jaxspeed.config import output
@@ -134,6 +133,8 @@ class Start:
     passed: Mapping[int, int] = _PASSED,
     variables: Mapping[str, str] | None = None,
     own_session: bool = False,
+    came: set[int] | None = None,
+    on_start: Callable[[], None] = lambda: None,
   ) -> int:
     """Runs the trainer of a task to its end; returns its exit code, 128 + N after the signal N.
 
@@ -143,9 +144,11 @@ class Start:
       variables: environment variables to add.
       own_session: whether signals of a terminal do not reach the trainer, and what it leaves in the
         background ends with it.
+      came: the signals that this process has got, of which the trainer gets those from before too.
+      on_start: called when the trainer is there.
     """
     self.note("started", task=task)
-    came: set[int] = set()
+    came = set() if came is None else came
     trainer: subprocess.Popen[bytes] | None = None
 
     def handle(number: int, _: object) -> None:
@@ -165,6 +168,7 @@ class Start:
       env=os.environ | (variables or {}),
       start_new_session=own_session,
     )
+    on_start()
     for missed in came & passed.keys():
       trainer.send_signal(passed[missed])
     code = trainer.wait()
@@ -188,29 +192,9 @@ def _job_of(folder: pathlib.Path, digest: str) -> Job:
   raise UserError(f"{folder} does not hold the job that was submitted: submit it again.")
 
 
-def _starts(folder: pathlib.Path, token: str, name: str = "job") -> int:
+def starts_of(folder: pathlib.Path, token: str, name: str = "job") -> int:
   """How often a job of this submission, or its task with this record, has started."""
   return sum((each.token, each.what) == (token, "started") for each in read_notes(folder, name))
-
-
-def local(job: Job, token: str, executor: Executor) -> int:
-  """A job of this machine, on the GPUs and cores of its place, which its worker has chosen.
-
-  Raises:
-    OSError: the job's folder cannot even hold why it failed.
-  """
-  folder = pathlib.Path(job.folder)
-  start = Start(folder, token, _starts(folder, token))
-  try:
-    start.note("started")
-    with start.log(0) as log:
-      script = executor.script([job], token)
-      code = start.run(0, ["bash", "-c", script], log, own_session=True)
-    verdict = decide(folder, token, start.restart, code, max_restarts=executor.max_restarts)
-  except OSError as error:
-    verdict = Verdict("failed", MISTAKE, str(error))
-  start.conclude(verdict)
-  return 0
 
 
 def slurm(
@@ -289,9 +273,9 @@ def sky(job: Job, token: str, executor: Executor) -> int:
   ips = variables.get("SKYPILOT_NODE_IPS", "127.0.0.1").split()
   number = int(variables.get("SKYPILOT_MANAGED_JOB_ID", "0"))
   # A machine that is taken away notes no end. Process 0 may have noted this start already.
-  restart = _starts(folder, token)
+  restart = starts_of(folder, token)
   if rank:
-    restart = max(_starts(folder, token, f"tasks/{rank}"), restart - 1)
+    restart = max(starts_of(folder, token, f"tasks/{rank}"), restart - 1)
   start = Start(folder, token, restart, ",".join(ips))
   if rank == 0:
     start.note("started", str(number))
@@ -315,7 +299,7 @@ def sky(job: Job, token: str, executor: Executor) -> int:
     return 0
   verdict = decide(folder, token, restart, code, max_restarts=executor.max_restarts)
   # A start that was replaced, on a machine that was believed lost, says nothing about the job.
-  if rank == 0 and _starts(folder, token) <= restart + 1:
+  if rank == 0 and starts_of(folder, token) <= restart + 1:
     start.conclude(verdict)
   if verdict.what == "requeued":
     return REQUEUE if verdict.code in (0, REQUEUE) else LOST_PEER
@@ -340,7 +324,7 @@ def main(arguments: Sequence[str]) -> int:
     if role == "task":
       command = job.command(executor.python or sys.executable)
       return task(Start(folder, token, int(more[0])), command, own_log=True)
-    return (sky if role == "sky" else local)(job, token, executor)
+    return sky(job, token, executor)
   except (OSError, UserError) as error:
     output.say(error)
     return MISTAKE

@@ -269,13 +269,13 @@ def test_resume(stopped):
   note = f"note: no worker runs, see .launch/worker.log: python -m jaxspeed.launch resume {stopped}"
   assert launch("status", stopped).splitlines()[-1] == note
   assert launch("resume", stopped) == "the run goes on\n"
-  wait_until(lambda: not is_locked(stopped / ".launch" / local.WORKER), 60, "the worker's end")
+  wait_until(lambda: not is_locked(stopped / ".launch" / "worker.0.lock"), 60, "the worker's end")
   assert launch("status", stopped).splitlines()[-1] == "1 job: 1 done"
   assert "retry --failed starts what failed again" in launch("resume", stopped)
 
 
 def test_resume_beside_a_worker_starts_no_other(stopped):
-  with lock_elsewhere(stopped / ".launch" / "worker.lock"):
+  with lock_elsewhere(stopped / ".launch" / "worker.0.lock"):
     assert launch("resume", stopped) == "the run goes on\n"
   assert facts_of(stopped / "a").notes == []
 

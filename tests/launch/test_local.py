@@ -104,5 +104,5 @@ def test_a_worker_that_does_not_start_leaves_its_lock(tmp_path, monkeypatch):
   Local().begin(run)
   wait_until(lambda: "no worker runs" in Local().warning(run), 60, "the worker's end")
   monkeypatch.undo()
-  with lock_elsewhere(run / ".launch" / "worker.lock"):
+  with lock_elsewhere(run / ".launch" / "worker.0.lock"):
     assert Local().warning(run) == ""

@@ -20,7 +20,7 @@ from in_process import command, mistake
 
 from jaxspeed.errors import UserError
 from jaxspeed.launch import runs
-from jaxspeed.launch.worker import Worker
+from jaxspeed.launch.worker import work
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def test_nothing_acts(run, words):
 
 def test_a_worker_takes_no_job_of_a_stranger(run):
   before = everything(run)
-  with open(run / ".launch" / "worker.lock", "w") as lock:
-    Worker(run).work(os.dup(lock.fileno()))
+  with open(run / ".launch" / "worker.0.lock", "w") as lock:
+    work(run, 0, os.dup(lock.fileno()))
   new = {path.name for path in everything(run)} - {path.name for path in before}
-  assert new <= {"lock", "worker.lock"}
+  assert new <= {"lock", "worker.0.lock", "place.0.lock"}
 
 
 def test_a_change_of_what_was_submitted_breaks_the_seal(tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import signal
 
 import pytest
@@ -66,20 +65,25 @@ class LocalRun:
     return self.states
 
   @property
-  def worker(self):
-    """The worker's process."""
-    return int((self.launcher / local.WORKER).read_text())
+  def workers(self):
+    """The workers' processes."""
+    locks = filter(is_locked, self.launcher.glob(local.WORKER.format("*")))
+    return [int(path.read_text()) for path in locks]
 
   @property
   def is_worked(self):
-    return is_locked(self.launcher / local.WORKER)
+    return bool(self.workers)
 
   def resume(self):
     submit.begin(self.folder)
 
-  def kill_worker(self):
-    os.kill(self.worker, signal.SIGKILL)
-    wait_until(lambda: not self.is_worked, 60, "the worker's end")
+  def signal(self, number):
+    for worker in self.workers:
+      os.kill(worker, number)
+
+  def kill_workers(self):
+    self.signal(signal.SIGKILL)
+    wait_until(lambda: not self.is_worked, 60, "the workers' end")
 
   @property
   def log(self):
@@ -102,14 +106,10 @@ def run(tmp_path, config):
   yield made
   # Nothing outlives a test, whatever it left running.
   with contextlib.suppress(OSError, ValueError):
-    made.kill_worker()
+    made.kill_workers()
   for _, group, *_ in made.events() if (made.root / "log").exists() else []:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(int(group), signal.SIGKILL)
-
-
-def parent_of(process):
-  return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def cores_of(text):
@@ -137,7 +137,7 @@ def test_six_jobs_two_at_a_time_each_with_its_own_cores(run):
   assert run.states == dict.fromkeys("ab", "running") | dict.fromkeys("cdef", "pending")
   # Neither the terminal nor its end reaches them: they have sessions and an input of their own.
   groups = {words[0]: int(words[1]) for words in run.events()}
-  for process in (run.worker, *groups.values()):
+  for process in (*run.workers, *groups.values()):
     assert os.getsid(process) == process != os.getsid(0)
     assert os.readlink(f"/proc/{process}/fd/0") == os.devnull
   places = {(words[2], words[3]) for words in run.events()}
@@ -232,18 +232,17 @@ def test_what_saves_after_a_cancellation_keeps_its_place(run):
 def test_jobs_of_a_killed_worker_are_cancelled_and_get_the_signals_of_the_next(run):
   run.start({name: ["wait", "done"] for name in "abc"}, parallel=2)
   run.wait("a", "b")
-  run.kill_worker()
+  run.kill_workers()
   # What died with it is started again, and what lives can be cancelled.
   groups = {words[0]: int(words[1]) for words in run.events()}
-  for process in (parent_of(groups["b"]), groups["b"]):  # its supervisor, and the trainer
-    os.kill(process, signal.SIGKILL)
+  os.kill(groups["b"], signal.SIGKILL)
   wait_until(lambda: run.states["b"] == "requeued", 60, "the end of b")
   assert run.submitted.cancel(["a"]) == ["a"]
   wait_until(lambda: run.events("saved") == [["a"]], 60, "a saves")
   run.resume()
   run.wait("c")
   wait_until(lambda: run.begun.count("b") == 2, 60, "b runs again")
-  os.kill(run.worker, signal.SIGTERM)
+  run.signal(signal.SIGTERM)
   wait_until(lambda: sorted(run.events("saved")) == [["a"], ["b"], ["c"]], 60, "b and c save")
   assert run.wait_for_end()["a"] == "cancelled"
   assert {each.name: each.restarts for each in run.found} == {"a": 0, "b": 1, "c": 0}
@@ -256,7 +255,7 @@ def test_other_workers_take_over_what_killed_ones_left(run, monkeypatch):
   run.wait("a", "b")
   run.go("a")
   run.wait("c")
-  run.kill_worker()
+  run.kill_workers()
   assert run.states == {"a": "done", "b": "running", "c": "running", "d": "pending"}
   notes = (
     f"no worker runs, see .launch/worker.log: python -m jaxspeed.launch resume {run.folder}",
@@ -301,7 +300,7 @@ def test_a_submission_that_dies_while_a_worker_lives_is_not_repeated(run, monkey
 def test_a_worker_that_is_told_to_end_ends_with_its_job(run):
   run.start({"a": ["wait", "done"], "b": ["done"]})
   run.wait("a")
-  os.kill(run.worker, signal.SIGTERM)
+  run.signal(signal.SIGTERM)
   assert run.wait_for_end() == {"a": "requeued", "b": "pending"}
   assert run.events("saved") == [["a"]]
   run.go()
