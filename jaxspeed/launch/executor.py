@@ -140,8 +140,8 @@ class Executor(Group, abc.ABC):
       UserError: the scheduler refuses; or it does not answer, and may have them.
     """
 
-  def begin(self, folder: pathlib.Path) -> None:
-    """Called once jobs in a run's folder are submitted."""
+  def begin(self, folder: pathlib.Path, jobs: int) -> None:
+    """Called once jobs in a run's folder are submitted, with the number of all that are open."""
 
   def warning(self, folder: pathlib.Path) -> str:
     """What keeps a run's waiting jobs from starting, as a sentence; '' if nothing does."""

@@ -90,8 +90,8 @@ class Local(Executor):
   def submit(self, jobs: Sequence[Job], token: str) -> None:
     """Does nothing more: the worker takes what is recorded as submitted."""
 
-  def begin(self, folder: pathlib.Path) -> None:
-    for place in range(self.parallel):
+  def begin(self, folder: pathlib.Path, jobs: int) -> None:
+    for place in range(min(self.parallel, jobs)):
       path = folder / LAUNCHER / WORKER.format(place)
       if (descriptor := open_locked(path)) is None:
         time.sleep(0.05)  # a command that asks whether a worker runs holds it for an instant

@@ -160,5 +160,5 @@ def begin(folder: pathlib.Path) -> bool:
   runs.refuse_links(folder)
   jobs = [facts for facts in runs.read_jobs(folder) if facts.is_open and not facts.cancelled]
   if jobs:
-    executor_of(jobs[0].job).begin(folder)
+    executor_of(jobs[0].job).begin(folder, len(jobs))
   return bool(jobs)

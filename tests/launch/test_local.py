@@ -101,7 +101,8 @@ def test_a_job_runs_while_a_process_of_it_lives(tmp_path):
 def test_a_worker_that_does_not_start_leaves_its_lock(tmp_path, monkeypatch):
   run = write_run(tmp_path)
   monkeypatch.setattr(module.sys, "executable", program(tmp_path / "python", "#!/bin/sh\nexit 3\n"))
-  Local().begin(run)
+  Local(parallel=2).begin(run, 1)
+  assert not (run / ".launch" / "worker.1.lock").exists()
   wait_until(lambda: "no worker runs" in Local().warning(run), 60, "the worker's end")
   monkeypatch.undo()
   with lock_elsewhere(run / ".launch" / "worker.0.lock"):
