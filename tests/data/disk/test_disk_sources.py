@@ -156,21 +156,18 @@ def test_of_a_folder_without_splits_a_share_of_each_class_is_held_out(tmp_path, 
   assert names_of(opened(tmp_path / "other").eval) <= names_of(images.eval) | {"bee/more.jpg"}
 
 
-@pytest.mark.parametrize("held_out", [None, "val"])
-def test_to_tune_only_the_training_images_are_looked_at(tmp_path, opened, held_out):
+def test_to_tune_only_the_training_images_are_looked_at(tmp_path, opened):
   files = many_files(prefix="train/")
   root = write(tmp_path / "set", files)
-  if held_out:
-    (root / held_out / "unknown").mkdir(parents=True)
-  images = opened(root, tune=True)
-  assert (len(images.train), len(images.eval)) == (37, 3)
-  assert names_of(images.train) | names_of(images.eval) == set(files)
-  assert (
-    images.source
-    == "set: folders train; 3 of 40 training images, 10 % of each class, are held out for tuning"
-  )
-  with pytest.raises(UserError):
-    opened(root)
+  for _ in ("no val", "val of unknown classes"):
+    images = opened(root, tune=True)
+    assert (len(images.train), len(images.eval)) == (37, 3)
+    assert names_of(images.train) | names_of(images.eval) == set(files)
+    line = "3 of 40 training images, 10 % of each class, are held out for tuning"
+    assert images.source == f"set: folders train; {line}"
+    with pytest.raises(UserError):
+      opened(root)
+    (root / "val/unknown").mkdir(parents=True, exist_ok=True)
 
 
 def test_to_tune_shards_need_no_other_split(tmp_path, opened):
@@ -184,6 +181,10 @@ def test_to_tune_shards_need_no_other_split(tmp_path, opened):
   line = "2 of 7 training images, 10 % of each class, are held out for tuning"
   assert images.source == f"TFDS insects 1.0.0, split train; {line}"
   assert images.notes == ("classes with one image are trained on but not evaluated: bee",)
+  folder = as_shards(tmp_path / "2.0.0", small_files(), "val", named=False)
+  assert len(opened(folder).train) == 7
+  with pytest.raises(UserError, match="7 of 7 images in the shards of .* have no file_name"):
+    opened(folder, tune=True)
 
 
 def test_an_image_and_its_copies_are_held_out_together(tmp_path, opened):
@@ -196,13 +197,6 @@ def test_an_image_and_its_copies_are_held_out_together(tmp_path, opened):
     held_out = opened(shards, tune=True).eval
     # No image is as wide as another.
     assert set(held_out.width) == {8 + int(re.findall(r"\d+", name)[0]) for name in expected}
-
-
-def test_images_without_names_are_not_held_out(tmp_path, opened):
-  folder = as_shards(tmp_path / "1.0.0", small_files(), "val", named=False)
-  assert len(opened(folder).train) == 7
-  with pytest.raises(UserError, match="7 of 7 images in the shards of .* have no file_name"):
-    opened(folder, tune=True)
 
 
 def test_names_that_are_no_text_can_be_held_out(tmp_path, opened):
@@ -313,15 +307,15 @@ def test_a_set_without_names_of_classes_numbers_them(tmp_path, opened):
   assert opened(tiny_shard(tmp_path / "1.0.0", (0, 1), ())).class_names == ("0", "1")
 
 
-@pytest.mark.parametrize(
-  ("labels", "class_names", "message"),
-  [
-    ((0, -1), CLASSES, "a label of .*1.0.0 is -1: labels count from 0"),
-    ((0, 3), CLASSES, "go up to 3, but it has names for only 3 classes"),
-    ((0, 1 << 40), CLASSES, "go up to 2147483647, but it has names for only 3 classes"),
-    ((0, 1 << 40), (), "go up to 2147483647, but it has only 3 images"),
-  ],
-)
-def test_labels_without_a_class_are_refused(tmp_path, opened, labels, class_names, message):
+LABELS = {
+  "a label of .*1.0.0 is -1: labels count from 0": ((0, -1), CLASSES),
+  "go up to 3, but it has names for only 3 classes": ((0, 3), CLASSES),
+  "go up to 2147483647, but it has names for only 3 classes": ((0, 1 << 40), CLASSES),
+  "go up to 2147483647, but it has only 3 images": ((0, 1 << 40), ()),
+}
+
+
+@pytest.mark.parametrize("message", LABELS)
+def test_labels_without_a_class_are_refused(tmp_path, opened, message):
   with pytest.raises(UserError, match=message):
-    opened(tiny_shard(tmp_path / "1.0.0", labels, class_names))
+    opened(tiny_shard(tmp_path / "1.0.0", *LABELS[message]))

@@ -1,7 +1,6 @@
 """The commands of jaxspeed.prepare: kills, full disks and mistakes."""
 
 import errno
-import io
 import json
 import os
 import signal
@@ -21,7 +20,6 @@ from made_images import (
   write,
 )
 
-from jaxspeed import files
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.resize import resize
 from jaxspeed.errors import UserError
@@ -105,33 +103,18 @@ def test_a_run_that_is_stopped_ends_in_the_same_bytes_and_so_do_its_workers(tmp_
   assert tree(stopped) == tree(undisturbed)
 
 
-def full_after(monkeypatch, writes):
-  """The disk is full from the write after `writes` on."""
-  left = [writes]
-
-  class File(io.FileIO):
-    def write(self, data):
-      left[0] -= 1
-      if left[0] < 0:
-        super().write(data[:5])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-      return super().write(data)
-
-  real = open
-
-  def fake(path, mode="r", **options):
-    return (
-      File(path, mode, **options) if "b" in mode and mode != "rb" else real(path, mode, **options)
-    )
-
-  monkeypatch.setattr(files, "open", fake, raising=False)
-
-
 def test_a_full_disk_is_named_and_nothing_is_half_written(tmp_path, monkeypatch):
-  source = small_set(tmp_path / "source")
+  source, real, left = small_set(tmp_path / "source"), os.replace, [7]
   resize(source, tmp_path / "whole", sizes=(16,))
+
+  def replace(*names):
+    left[0] -= 1
+    if left[0] < 0:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return real(*names)
+
   with monkeypatch.context() as patch:
-    full_after(patch, 7)
+    patch.setattr(os, "replace", replace)
     with pytest.raises(
       UserError, match="16/train/[ab]/.*jpg cannot be written .No space left.*resumes"
     ):
