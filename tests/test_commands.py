@@ -26,7 +26,10 @@ def trained(cache, tmp_path_factory):
   """Two epochs of the quickstart's net at width 4, by the command line."""
   folder = tmp_path_factory.mktemp("runs") / "small"
   small = ["--config.epochs=2", "--config.model.width=4", cache]
-  done = run("train", QUICKSTART, f"--workdir={folder}", *small)
+  with pytest.MonkeyPatch.context() as patch:  # as services of CI set it
+    patch.setenv("FORCE_COLOR", "1")
+    patch.setenv("COLUMNS", "20")
+    done = run("train", QUICKSTART, f"--workdir={folder}", *small)
   assert done.returncode == 0, done.stderr
   return folder, done, small
 

@@ -2,15 +2,11 @@
 
 import io
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from commands import ROOT
 from made_rows import one_result
 from rich.console import Console
 
@@ -193,11 +189,3 @@ def test_json_is_an_object_a_line(terminal, clock, quiet):
     assert progress == now | {"seconds_left": pytest.approx(left)}
   assert result == {"event": "result"} | RESULT
   assert several == {"event": "result", "finished_in": "runs/a"} | SEVERAL
-
-
-def test_standard_output_in_a_pipe_is_plain():
-  code = "from jaxspeed.records.console import Screen; Screen().header({'data': 'x' * 300})"
-  environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": "20"}
-  words = [sys.executable, "-c", code]
-  done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-  assert (done.stdout, done.stderr) == ("data  " + "x" * 300 + "\n", "")
