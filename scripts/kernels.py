@@ -48,7 +48,7 @@ _COPIES = {"copy", "copy-start", "transpose", "wrapped_copy", "wrapped_transpose
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)")
+_LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+|f8\w+)\[([\d,]*)\]")
 _CALLED = re.compile(r"(calls|to_apply|body|condition|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -92,7 +92,6 @@ class _Op:
   shape: str
   operands: tuple[str, ...]
   line: str
-  is_root: bool
 
   @functools.cached_property
   def op_name(self) -> str:
@@ -182,9 +181,9 @@ def _parse(text: str) -> tuple[dict[str, _Computation], str]:
       current = computations.setdefault(head[2], {})
       entry = head[2] if head[1] else entry
     elif current is not None and (found := _LINE.match(line)):
-      root, name, shape, kind, rest = found.groups()
+      name, shape, kind, rest = found.groups()
       operands = tuple(re.findall(r"%([\w.\-]+)", _arguments(rest)))
-      current[name] = _Op(name, kind, shape, operands, line, bool(root))
+      current[name] = _Op(name, kind, shape, operands, line)
   return computations, entry
 
 

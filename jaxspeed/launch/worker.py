@@ -41,11 +41,11 @@ def work(run: pathlib.Path, number: int, own: int) -> None:
     if (pid := leaders(run).get(path.read_text())) is not None:
       os.kill(pid, number)
 
-  for each in (signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(each, pass_on)
   os.set_inheritable(own, False)
   left_out: set[str] = set()
   with open(path, "a") as place:
+    for each in (signal.SIGTERM, signal.SIGUSR1):
+      signal.signal(each, pass_on)
     try_lock(place.fileno(), wait=True)
     os.set_inheritable(place.fileno(), True)
     _take_slot(run, number)
