@@ -44,7 +44,6 @@ PUBLISHED = {
 
 
 def get_config(variant="94_muon"):
-  variant = fields.variant_of(variant, PUBLISHED, __file__)
   config = base()
   config.name = f"cifar10_airbench/{variant}"
   if variant == "94":

@@ -55,7 +55,7 @@ PUBLISHED = {
 
 
 def get_config(rung="flip_tta"):
-  height = RUNGS.index(fields.variant_of(rung, RUNGS, __file__))
+  height = RUNGS.index(rung)
 
   config = fields.base()
   config.name = f"cifar10_resnet9/{rung}"

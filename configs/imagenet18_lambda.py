@@ -43,7 +43,6 @@ PUBLISHED = {
 
 
 def get_config(gpus="8"):
-  gpus = fields.variant_of(gpus, PUBLISHED, __file__)
   config = fields.imagenet()
   config.name = f"imagenet18_lambda/{gpus}"
   if gpus == "8":

@@ -59,7 +59,6 @@ PUBLISHED = {
 
 
 def get_config(epochs="32"):
-  epochs = fields.variant_of(epochs, PUBLISHED, __file__)
   config = fields.imagenet()
   config.name = f"imagenet_ffcv/{epochs}"
   config.epochs = float(epochs)

@@ -81,7 +81,6 @@ PUBLISHED["81920"] = dict(
 
 
 def get_config(batch="32768"):
-  batch = fields.variant_of(batch, PUBLISHED, __file__)
   config = base()
   config.name = f"imagenet_lars/{batch}"
   config.batch_size = int(batch)

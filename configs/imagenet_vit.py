@@ -31,7 +31,6 @@ _IMAGES, _BATCH, _WARMUP_STEPS = 1_281_167, 1024, 10_000
 
 
 def get_config(epochs="90"):
-  epochs = fields.variant_of(epochs, PUBLISHED, __file__)
   config = fields.imagenet()
   config.name = f"imagenet_vit/{epochs}"
   config.epochs = float(epochs)

@@ -50,19 +50,17 @@ def main() -> None:
     from jaxspeed.run.evaluation import evaluate, evaluate_pretrained
     from jaxspeed.run.restore import load_config
 
-    named, others = command_line.take_run(workdir.value, arguments)
-    command_line.nothing_left(others)
-    recipe, given = config_flag.recipe, config_flag.overrides
-    if named and recipe is not None:
-      raise UserError(f"--config names a recipe and {named} a run: leave out one of them.")
-    if named and (own := [name for name in given if name.startswith("model.")]):
-      raise UserError(
-        f"--config.{own[0]}: the weights in {named} belong to the model that was trained: its "
-        "fields cannot be changed."
-      )
-    folder = None if recipe is not None else pathlib.Path(command_line.required("workdir", named))
+    recipe, given, folder = config_flag.recipe, config_flag.overrides, None
     if recipe is not None:
-      command_line.without_effect("beside --config", step)
+      command_line.without_effect("beside --config", workdir, step)
+    else:
+      folder, arguments = command_line.take_run(workdir.value, arguments)
+      if own := [name for name in given if name.startswith("model.")]:
+        raise UserError(
+          f"--config.{own[0]}: the weights in {folder} belong to the model that was trained: its "
+          "fields cannot be changed."
+        )
+    command_line.nothing_left(arguments)
     config = _merged(load_config(folder) if folder else recipe, given)
     checks.check_effects(config, given, command="evaluate")
     file = None if logits.value is None else _output(logits.value, config)

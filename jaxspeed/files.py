@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import functools
 import json
 import math
@@ -16,17 +17,11 @@ import pydantic
 
 from jaxspeed.errors import UserError
 
-try:
-  import fcntl
-except ImportError:  # Windows
-  fcntl = None  # type: ignore[assignment]
-
 # Prefix of a file's or folder's name until it is complete. The name is short, in case the final one
 # has the maximal length, and has 64 random bits, so that nobody can put a link there first.
 TEMPORARY = ".jaxspeed-"
 # The metrics.jsonl of 100,000 epochs is 60 MB.
 _MOST_BYTES = 1 << 28
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 NOT_REGULAR = "it is no regular file"
 
 
@@ -85,7 +80,7 @@ def append_line(path: pathlib.Path, line: str, *, sync: bool = True) -> None:
     OSError: the file cannot be written.
   """
   content = f"{line}\n".encode()
-  descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW, 0o666)
+  descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
   try:
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -96,16 +91,6 @@ def append_line(path: pathlib.Path, line: str, *, sync: bool = True) -> None:
       os.fsync(descriptor)
   finally:
     os.close(descriptor)
-
-
-def sync(path: pathlib.Path) -> None:
-  """Waits until a file is on the disk.
-
-  Raises:
-    OSError: it could not be written: a file system may notice late that there is no room.
-  """
-  with open_regular(path) as file:
-    os.fsync(file.fileno())
 
 
 def expanded(path: str | os.PathLike[str], what: str) -> pathlib.Path:
@@ -138,8 +123,6 @@ def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bo
     shared: whether others may lock it so too.
     wait: whether to wait for the process that has the lock.
   """
-  if fcntl is None:
-    return True
   how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
   try:
     fcntl.flock(descriptor, how)  # noqa: TID251
@@ -169,7 +152,7 @@ def open_locked(path: pathlib.Path) -> int | None:
     OSError: the file cannot be opened.
   """
   while True:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     if not try_lock(descriptor):
       os.close(descriptor)
       return None
@@ -197,7 +180,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     OSError: the file is missing, may not be read, or is not a regular file.
   """
   # Without O_NONBLOCK, opening a pipe would wait for a writer.
-  descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+  descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
   try:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
       raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
@@ -240,22 +223,22 @@ def parse_json(text: str | bytes, kind: Any = Any) -> Any:
     ValueError: the text is not such a value; the message says why in a few words.
   """
   try:
-    string = text if isinstance(text, str) else text.decode()
-    value = json.loads(string, parse_constant=_refuse)  # noqa: TID251
+    # Not by pydantic, which refuses the escapes of names that are not UTF-8.
+    value = json.loads(text, parse_constant=_refuse)  # noqa: TID251
     if kind is not Any:
       # Strict: `True` is not a number, 3.0 not an integer; a list still passes for a tuple.
-      _checker(kind).validate_json(string, strict=True)
+      _checker(kind).validate_json(text, strict=True)
     return value
   except pydantic.ValidationError as error:
     first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(ascii(part).strip("'")[:60] for part in first["loc"])
     raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
-  except json.JSONDecodeError as error:
-    raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
-  except UnicodeDecodeError:
-    raise ValueError("it is no text in UTF-8") from None
-  except RecursionError:
-    raise ValueError("it is nested too deeply") from None
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"it is no JSON: {error}") from None
+
+
+def _refuse(name: str) -> Any:
+  raise ValueError(f"{name} is no number")
 
 
 def read_bytes(path: pathlib.Path) -> bytes:
@@ -298,7 +281,3 @@ def read_json(path: pathlib.Path, kind: Any, advice: str) -> Any:
 @functools.cache
 def _checker(kind: Any) -> pydantic.TypeAdapter[Any]:
   return pydantic.TypeAdapter(kind)
-
-
-def _refuse(name: str) -> Any:
-  raise ValueError(f"{name} is no number of JSON")

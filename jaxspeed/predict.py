@@ -16,7 +16,6 @@ others are still predicted, and the exit code is 2.
 """
 
 import os
-import pathlib
 import sys
 from typing import Any
 
@@ -24,7 +23,7 @@ from absl import flags
 
 from jaxspeed.config import flags as command_line
 from jaxspeed.config import output
-from jaxspeed.errors import MISTAKE, UserError, printable
+from jaxspeed.errors import MISTAKE, UserError, plural, printable
 
 
 def main() -> None:
@@ -42,15 +41,13 @@ def main() -> None:
     from jaxspeed.run.restore import with_last_mode
 
     config = config_flag.value
-    if workdir.value and config is not None:
-      raise UserError("--workdir names a run and --config a recipe: leave out one of them.")
     if config is not None:
-      command_line.without_effect("beside --config", step)
+      command_line.without_effect("beside --config", workdir, step)
       config = with_last_mode(config)
       opened = run_predict.pretrained_predictor(config, config_flag.overrides)
     elif workdir.value or os.path.isdir(images[0] if images else ""):
       folder, images = command_line.take_run(workdir.value, images)
-      opened = run_predict.run_predictor(pathlib.Path(folder), step.value)
+      opened = run_predict.run_predictor(folder, step.value)
     elif images:
       raise UserError(
         f"{images[0]} is not a folder of a run: name the run first, as in jaxspeed predict runs/a "
@@ -90,8 +87,8 @@ def _write_table(path: str, arguments: list[str], opened: Any, top: int) -> None
   with exit_on_sigterm(), opened as predictor, progress_bar(console, "predicting") as show:
     done = write_csv(path, predictor, images, top=top, show=show)
   if not output.is_quiet():
-    images_and = f"{done.images:,} image{'s' * (done.images != 1)} in {done.seconds:.1f} s"
-    output.say(f"{images_and}, {done.images / max(done.seconds, 1e-9):,.0f} a second")
+    rate = done.images / max(done.seconds, 1e-9)
+    output.say(f"{plural(done.images, 'image')} in {done.seconds:.1f} s, {rate:,.0f} a second")
   if done.broken:
     output.say(f"{done.broken:,} of {done.images:,} files could not be read: see the column error.")
     sys.exit(MISTAKE)

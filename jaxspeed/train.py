@@ -39,7 +39,7 @@ def main() -> None:
   """Reads the flags and trains."""
   config_flag = command_line.define_config_flag()
   workdir_flag = flags.DEFINE_string(
-    "workdir", "", "The run's folder; the default is runs/NAME_OF_THE_RECIPE."
+    "workdir", None, "The run's folder; the default is runs/NAME_OF_THE_RECIPE."
   )
   coordinator_flag = flags.DEFINE_string(
     "coordinator", None, "HOST:PORT where process 0 of several listens: any free port of its host."
@@ -62,6 +62,7 @@ def main() -> None:
     from jaxspeed.cluster.signals import Stopped
     from jaxspeed.devices.mesh import keep_host_memory
     from jaxspeed.records.console import Screen
+    from jaxspeed.run.folder import run_folder
     from jaxspeed.run.profile import parse_steps
     from jaxspeed.run.run import COMMAND
     from jaxspeed.run.session import train
@@ -74,11 +75,7 @@ def main() -> None:
     hooks = dataclasses.replace(COMMAND, make_screen=screen, profile=steps)
     keep_host_memory()
     peers = find_peers(coordinator_flag.value, processes_flag.value, process_flag.value)
-    if not (workdir_flag.value or config.name):
-      raise UserError(
-        "config.name is empty: set --config.name for the folder runs/NAME, or --workdir."
-      )
-    workdir = workdir_flag.value or f"runs/{config.name.replace('/', '-')}"
+    workdir = run_folder(workdir_flag.value, config)
     try:
       with processes.exit_on_lost_peer():
         train(config, workdir, peers, given=config_flag.overrides, hooks=hooks)

@@ -35,7 +35,7 @@ def main() -> None:
   out = benchmarking.define_out()
 
   def bench(scratch: pathlib.Path) -> None:
-    use_cache("")
+    use_cache()
     step = make_step("")
     prepare = functools.partial(step_program.prepare, step, steps=steps.value)
     makes = {PLAIN: prepare, **{each: functools.partial(prepare, each) for each in options.value}}

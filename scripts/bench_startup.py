@@ -69,7 +69,8 @@ def main() -> None:
 
   def bench(scratch: pathlib.Path) -> None:
     recipe = command_line.required("config", flags.FLAGS["config"].value)
-    options = to_flags({**config_flag.overrides, "compile_cache": f"{scratch}/programs"})
+    os.environ["JAXSPEED_COMPILE_CACHE"] = str(scratch / "programs")
+    options = to_flags(config_flag.overrides)
     numbers = range(warm_starts.value + 1)
     cold, *warm = [start(recipe, scratch / f"run_{number}", options) for number in numbers]
     report = {

@@ -223,7 +223,7 @@ def main() -> None:
   def bench(scratch: pathlib.Path) -> None:
     step = make_step(described.value)
     if not described.value:
-      use_cache("")
+      use_cache()
     on_gpu = not described.value and step.mesh.devices.flat[0].platform == "gpu"
     spec = step.spec(*[_NO_BUFFERS] * on_gpu, *options.value)
     program = step_program.compile_step(spec, step.phase, steps=steps.value)

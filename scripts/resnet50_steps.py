@@ -57,7 +57,7 @@ def make_jax_step(shape: Shape) -> tuple[Callable[[int], float], dict[str, Any]]
   from jaxspeed.devices.compile import use_cache
   from jaxspeed.records import provenance
 
-  use_cache("")
+  use_cache()
   ceiling = benchmarking.matrix_product_tflops(shape.precision)
   run, prepared = step_program.prepare(step_program.step_of(make_config(shape), "", devices=1))
   return run, prepared | {

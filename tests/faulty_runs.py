@@ -47,16 +47,14 @@ class Finished:
 
 
 class Lab:
-  """Where runs are made, with the programs that they share and those that nothing happened to.
+  """Where runs are made, and those that nothing happened to.
 
   Args:
     folder: which exists.
-    programs: the cache of compiled programs; None: a folder of its own.
   """
 
-  def __init__(self, folder: pathlib.Path, programs: pathlib.Path | None = None) -> None:
+  def __init__(self, folder: pathlib.Path) -> None:
     self.folder = folder
-    self._programs = programs or folder / "programs"
     self._undisturbed: dict[tuple, Finished] = {}
     self._made = 0
 
@@ -74,7 +72,6 @@ class Lab:
       recipe = ["--config=configs/quickstart.py", "--config.model.width=4", "--config.epochs=40"]
     return [
       *recipe,
-      f"--config.compile_cache={self._programs}",
       f"--config.checkpoint.every_seconds={INTERVAL}",
       f"--config.heartbeat_seconds={HEARTBEAT}",
     ]
@@ -96,7 +93,7 @@ class FaultyRun:
   """One run's folder, and the processes that are started for it.
 
   Args:
-    lab: whose programs it uses.
+    lab: where it is made.
     feed: resident or stream.
     workdir: of the run.
     flags: beside those of the feed.

@@ -17,15 +17,10 @@ QUICKSTART = "--config=configs/quickstart.py"
 
 
 @pytest.fixture(scope="module")
-def cache():
-  return f"--config.compile_cache={os.environ['JAXSPEED_COMPILE_CACHE']}"
-
-
-@pytest.fixture(scope="module")
-def trained(cache, tmp_path_factory):
+def trained(tmp_path_factory):
   """Two epochs of the quickstart's net at width 4, by the command line."""
   folder = tmp_path_factory.mktemp("runs") / "small"
-  small = ["--config.epochs=2", "--config.model.width=4", cache]
+  small = ["--config.epochs=2", "--config.model.width=4"]
   with pytest.MonkeyPatch.context() as patch:  # as services of CI set it
     patch.setenv("FORCE_COLOR", "1")
     patch.setenv("COLUMNS", "20")
@@ -100,8 +95,8 @@ def test_predict_prints_five_classes_and_goes_on_past_a_file_that_is_no_image(tr
   assert all(line.startswith("jaxspeed: ") for line in told)
 
 
-def test_a_loss_that_explodes_ends_with_exit_code_2(cache, tmp_path):
-  arguments = [QUICKSTART, "--config.model.width=4", "--config.schedule.peak=1e6", cache]
+def test_a_loss_that_explodes_ends_with_exit_code_2(tmp_path):
+  arguments = [QUICKSTART, "--config.model.width=4", "--config.schedule.peak=1e6"]
   done = run("train", *arguments, f"--workdir={tmp_path / 'run'}")
   assert done.returncode == 2
   assert re.search(r"jaxspeed: the training loss is (nan|inf) at step \d+ of 300", done.stderr)

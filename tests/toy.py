@@ -47,13 +47,12 @@ def load_recipe(file: str, variant: str | None = None) -> ConfigDict:
   return get_config(file.removesuffix(".py"), variant)
 
 
-def digits(cache: str = "", **fields) -> ConfigDict:
+def digits(**fields) -> ConfigDict:
   """The quickstart's recipe, small: two epochs of 9 steps."""
   config = load_recipe("quickstart.py")
   config.batch_size = 160  # 20 a device, 9 steps an epoch
   config.epochs = 2.0
   config.model.width = 4
-  config.compile_cache = cache
   config.update_from_flattened_dict(fields)
   return config
 

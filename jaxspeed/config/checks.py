@@ -17,9 +17,8 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import fields
 from jaxspeed.config.registry import FAMILIES, Model, fields_of
-from jaxspeed.config.run_fields import Config
-from jaxspeed.config.schema import Declared, Values, leaves, shown, values_of
-from jaxspeed.config.training_fields import whitens
+from jaxspeed.config.run_fields import Config, whitens
+from jaxspeed.config.schema import Values, shown, values_of
 from jaxspeed.errors import UserError
 
 
@@ -149,30 +148,17 @@ def check_effects(config: ConfigDict, overridden: Collection[str], *, command: s
   """
   # A field of the recipe's model may be set although another model was given.
   known = fields.known() | fields.known(str(config.model.get("name", "")))
+  values = values_of(config, command)
   for name in sorted(known.keys() & overridden):
-    if not known[name].is_used(command):
-      raise UserError(
-        f"config.{name} has no effect: {command} does not use it; --help=all lists what it uses."
-      )
-    if sentence := _idle(config, known[name], command):
+    if sentence := known[name].idle(values):
       raise UserError(sentence)
 
 
 def set_in_vain(config: ConfigDict) -> list[str]:
   """A sentence for each field of a recipe that has no effect."""
-  bases = [dict(leaves(base)) for base in (fields.base(), fields.imagenet())]
-  sets = [n for n, value in leaves(config) if value not in [b.get(n, value) for b in bases]]
-  return [s for n in sets if n in fields.SHARED if (s := _idle(config, fields.SHARED[n], ""))]
-
-
-def _idle(config: ConfigDict, field: Declared, command: str) -> str:
-  """A sentence if a field has no effect; '' if it has one."""
-  values = values_of(config)
-  for condition in field.conditions:
-    if condition.command in ("", command) and not condition.works(values):
-      named = f"config.{field.name}={shown(values[field.name])}"
-      return f"{named} has no effect: {condition.otherwise}."
-  return ""
+  bases, values = [values_of(fields.base()), values_of(fields.imagenet())], values_of(config)
+  differ = [n for n in fields.SHARED if values[n] not in [base[n] for base in bases]]
+  return [sentence for n in differ if (sentence := fields.SHARED[n].idle(values))]
 
 
 # The modes of evaluation, and the values of data.last_batch, of the package's own feeds; any other
@@ -185,33 +171,33 @@ _OF_FEEDS = {
 
 def _contradictions(c: Values) -> Iterator[tuple[str, str]]:
   """Yields the names of fields that contradict each other, and the end of a sentence about them."""
-  if c["data.feed"] in _OF_FEEDS:
-    modes, last_batches = _OF_FEEDS[c["data.feed"]]
-    for name, found, allowed in (
-      ("data.last_batch", [c["data.last_batch"]], last_batches),
-      ("eval.mode", [c["eval.mode"]], modes),
-      ("phases.eval_mode", c["phases.eval_mode"], modes),
-    ):
-      if not {*found} <= {*allowed}:
-        yield f"{name} data.feed", f"choose one of {', '.join(allowed)}"
-  for name in ("data.mean", "data.std"):
-    if c["data.feed"] == "stream" and not c[name]:
-      yield f"{name} data.feed", "it is not computed for a stream: set three numbers"
+  modes, last_batches = _OF_FEEDS.get(c["data.feed"], ((), ()))
+  for name, found, allowed in (
+    ("data.last_batch", [c["data.last_batch"]], last_batches),
+    ("eval.mode", [c["eval.mode"]], modes),
+    ("phases.eval_mode", c["phases.eval_mode"], modes),
+  ):
+    if allowed and not {*found} <= {*allowed}:
+      yield f"{name} data.feed", f"choose one of {', '.join(allowed)}"
+  if c["data.feed"] == "stream":
+    for name in ("data.mean", "data.std"):
+      if not c[name]:
+        yield f"{name} data.feed", "it is not computed for a stream: set three numbers"
   pixels = min(c["whitening.images"], c["data.train_images"]) * c["data.image_size"] ** 2
   if whitens(c) and pixels >= 2**31:
     yield "data.image_size whitening.images", "these are too many pixels to whiten: set one lower"
-  if c["pretrained.path"] and c["pretrained.freeze"] == "backbone":
-    if not (c["optimizer.head_rate_factor"] or c["given.optimizer"]):
-      nothing = "nothing would be trained: raise the factor, or freeze less"
-      yield "optimizer.head_rate_factor pretrained.freeze", nothing
+  heads = c["optimizer.head_rate_factor"] or c["given.optimizer"]
+  if c["pretrained.path"] and c["pretrained.freeze"] == "backbone" and not heads:
+    nothing = "nothing would be trained: raise the factor, or freeze less"
+    yield "optimizer.head_rate_factor pretrained.freeze", nothing
   if c["optimizer.layer_decay"] != 1:
-    model = FAMILIES.get(c["model.name"])
+    model, all_rates = FAMILIES.get(c["model.name"]), ": set the decay to 1"
     if model and not (c["given.model"] or hasattr(model, "param_layers")):
       without = "the model has no method param_layers, which says the layer of each parameter"
-      yield "optimizer.layer_decay model.name", f"{without}: set the decay to 1"
+      yield "optimizer.layer_decay model.name", f"{without}{all_rates}"
     if c["optimizer.name"] == "muon" and not c["given.optimizer"]:
       muon = "Muon scales all kernels to one norm, whatever their learning rate"
-      yield "optimizer.layer_decay optimizer.name", f"{muon}: set the decay to 1"
+      yield "optimizer.layer_decay optimizer.name", f"{muon}{all_rates}"
   for name in ("schedule.segments", "optimizer.momentum_segments"):
     if c[name] and c[name][-1][1] != c["epochs"]:
       yield (

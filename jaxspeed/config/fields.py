@@ -1,4 +1,4 @@
-"""What recipes start from: the shared fields with their defaults.
+"""The fields of a config by name: what recipes start from, and what is said of each.
 
 A recipe is a Python file whose `get_config(variant)` starts from `base()` and sets what differs:
 
@@ -11,19 +11,23 @@ A recipe is a Python file whose `get_config(variant)` starts from `base()` and s
 
 A config holds primitives only. Everything derived (steps, learning rates, shapes) is computed by
 `planning/` after the overrides, so that `--config.epochs=10` rescales the whole schedule.
+
+docs/fields.md is written by:
+
+python -c 'from jaxspeed.models import make; from jaxspeed.config import fields
+print(fields.page(), end="")' > docs/fields.md
 """
 
 import difflib
-import os
-from collections.abc import Collection, Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxspeed.config.registry import FAMILIES, fields_of
 from jaxspeed.config.run_fields import Config
-from jaxspeed.config.schema import Declared, declared, shown
-from jaxspeed.errors import UserError
+from jaxspeed.config.schema import Declared, Mark, When, declared, shown
 
 # By dotted name; nobody sets `given`, which `jaxspeed.fit` fills.
 SHARED = {each.name: each for each in declared(Config) if not each.name.startswith("given.")}
@@ -54,38 +58,19 @@ def no_field(name: str, model: str | None = None) -> str:
 
 
 def nearest(name: str, fields: Iterable[Declared]) -> list[str]:
-  """At most three fields, those whose own or other names are most like a name, by at least 0.75."""
-  name = name.lower().replace("-", "_")
-  alike = {
-    field.name: max(
-      difflib.SequenceMatcher(None, one, other).ratio()
-      for one in (name, name.rpartition(".")[2])
-      for other in (field.name, field.name.rpartition(".")[2], *field.also)
-    )
-    for field in fields
-  }
-  return [each for each in alike if alike[each] == max(alike.values()) >= 0.75][:3]
-
-
-class Fields(ConfigDict):
-  """A config, or a group of its fields, that recipes and Python change: mistakes are sentences."""
-
-  def __init__(self, values: Mapping[str, Any] | None = None, **options: Any) -> None:
-    groups = {name: Fields(v) if isinstance(v, dict) else v for name, v in (values or {}).items()}
-    super().__init__(groups, **options)
-
-  def __setitem__(self, key: str, value: Any) -> None:
-    if self.is_locked and key not in self:  # ConfigDict would print all fields that there are
-      raise UserError(no_field(key))
-    super().__setitem__(key, value)
+  """At most three fields: those with the name, of their own or another, that is most like it."""
+  called = {each.name: [each.name.rpartition(".")[2], *each.also] for each in fields}
+  last = name.lower().replace("-", "_").rpartition(".")[2]
+  near = difflib.get_close_matches(last, itertools.chain(*called.values()), 1, 0.7)
+  return [each for each, names in called.items() if {*near} & {*names}][:3]
 
 
 def base() -> ConfigDict:
   """Every shared field with its default; a recipe sets `name`, `model` and what differs.
 
-  The config is locked: a recipe that assigns to an unknown field gets an error on that line.
+  Fields are checked when the recipe has returned (`checks.checked`).
   """
-  return Fields({"model": {}} | Config.model_construct().model_dump()).lock()
+  return ConfigDict({"model": {}} | Config.model_construct().model_dump(), type_safe=False)
 
 
 def imagenet() -> ConfigDict:
@@ -94,9 +79,7 @@ def imagenet() -> ConfigDict:
   The bias of the last layer decays like its weights, as in the original recipes.
   """
   config = base()
-  config.loss_scale = 1024.0
-  config.target = 0.93
-  config.target_metric = "top5"
+  config.update(loss_scale=1024.0, target=0.93, target_metric="top5")
   config.data.update(
     feed="stream",
     name="imagenet2012",
@@ -117,11 +100,38 @@ def imagenet() -> ConfigDict:
   return config
 
 
-def variant_of(variant: str | None, variants: Collection[str], file: str) -> str:
-  """The variant after the colon of `--config=FILE:VARIANT`, or a UserError that lists them."""
-  if variant in variants:
-    return str(variant)
-  name = os.path.basename(file).removesuffix(".py")
-  raise UserError(
-    f"there is no variant {variant!r}: write {name}:VARIANT with one of {', '.join(variants)}."
-  )
+def page() -> str:
+  """The text of docs/fields.md: every field with its default, values, meaning and condition."""
+  lines = [
+    "# The fields of a config",
+    "",
+    "Written by `jaxspeed/config/fields.py` from the declarations in `jaxspeed/config/`;",
+    "`tests/config/test_config.py` compares them. `--config.FIELD=VALUE` changes a field.",
+  ]
+  for group, listed in itertools.groupby(in_words("", {}), lambda each: each[0].rpartition(".")[0]):
+    lines += ["", f"## {group or 'run'}", "", *(f"- **{name}**{words}" for name, words in listed)]
+  return "\n".join(lines) + "\n"
+
+
+def in_words(command: str, values: Mapping[str, Any], *marks: Mark) -> Iterator[tuple[str, str]]:
+  """Yields the name of each field with marks, and what is said of it after its name.
+
+  Args:
+    command: "evaluate" or "predict" for the fields that they use; else all.
+    values: a config by dotted name; {}: defaults, and the fields of all families of models.
+    *marks: those of which a field must have all.
+  """
+  for family in ("", *FAMILIES):
+    if family and family != values.get("model.name", family):
+      continue
+    for name, field in known(family).items():
+      if (name in SHARED) == bool(family) or not field.is_used(command):
+        continue
+      if not {*marks} <= {*field.facts(Mark)}:
+        continue
+      default = values.get(name, field.default)
+      value = "" if default is ... else f"={default!r}"
+      reasons = [w.otherwise for w in field.facts(When) if "jaxspeed.fit" not in w.otherwise]
+      effect = f" (condition: {'; '.join(reasons)})" if reasons else ""
+      meaning = f"{family and f'{family}: '}{field.meaning}"
+      yield name, f"{value} ({field.accepted}): {meaning}{effect}"

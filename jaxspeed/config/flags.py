@@ -1,7 +1,7 @@
 """Command-line flags: from arguments to a config, and from an exception to an exit code."""
 
-import functools
 import importlib
+import pathlib
 import re
 import sys
 import traceback
@@ -11,9 +11,10 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxspeed.config import fields, output, reference
+from jaxspeed.config import fields, output
 from jaxspeed.config.checks import check_effects, parse_value, set_in_vain, with_overrides
 from jaxspeed.config.recipe import import_modules, load_recipe
+from jaxspeed.config.schema import COMMON, leaves
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printable
 
 # What registers the package's own families of models, whose fields a config has, and imports JAX.
@@ -27,35 +28,27 @@ class ConfigFlag:
 
   recipe: ConfigDict | None = None  # None where none is named, which `train` and `plan` refuse
   overrides: Mapping[str, Any] = {}  # by dotted field name
-  command = ""  # as in `run`
-
-  @functools.cached_property
-  def value(self) -> Any:
-    """The checked config of the recipe with the overrides; None where none is named.
-
-    Raises:
-      UserError: an override is invalid or has no effect.
-    """
-    if self.recipe is None:
-      return None
-    config = with_overrides(self.recipe, self.overrides)
-    check_effects(config, self.overrides, command=self.command)
-    return config
+  value: Any = None  # the recipe with the overrides, checked; `evaluate` merges them itself
 
   def read(self, arguments: list[str], command: str) -> list[str]:
-    """Loads the recipe, and returns the arguments that do not name it."""
-    self.command = command
-    recipe = flags.FLAGS["config"].value
-    if recipe is None and command in _OF_RECIPES and arguments and "=" not in arguments[0]:
-      recipe, *arguments = arguments
-    if recipe is not None:
-      self.recipe = load_recipe(recipe)
+    """Loads the recipe, and returns the arguments that do not name it.
+
+    Raises:
+      UserError: the recipe is missing or wrong, or an override is invalid or has no effect.
+    """
+    name, self.overrides = flags.FLAGS["config"].value, overrides()
+    if name is None and command in _OF_RECIPES and arguments and "=" not in arguments[0]:
+      name, *arguments = arguments
+    if name is not None:
+      self.recipe = self.value = load_recipe(name)
       for sentence in set_in_vain(self.recipe) if command in _OF_RECIPES else ():
         output.note(f"{sentence[:-1]} (set in the recipe).")
+      if command != "evaluate":
+        self.value = with_overrides(self.recipe, self.overrides)
+        check_effects(self.value, self.overrides, command=command)
     elif command in _OF_RECIPES and not flags.FLAGS["help"].value:
       raise UserError(f"name the recipe to {command}, as in: jaxspeed {command} quickstart.")
-    self.overrides = overrides()
-    if self.overrides and recipe is None and command != "evaluate":  # which has a run's config
+    elif self.overrides and command != "evaluate":  # which has a run's config
       field = next(iter(self.overrides))
       raise UserError(f"--config.{field} changes a recipe: name it with --config=NAME.")
     return arguments
@@ -93,14 +86,13 @@ def overrides() -> dict[str, Any]:
   return {name: parse_value(name, str(flags.FLAGS[f"config.{name}"].value)) for name in names}
 
 
-class _OrWord(flags.ArgumentParser):
-  """Reads what another parser reads, or one word."""
-
-  def __init__(self, parser: flags.ArgumentParser, word: str) -> None:
-    self._parser, self._word = parser, word
+class _Step(flags.ArgumentParser):
+  """Reads the step of a checkpoint, or "best"."""
 
   def parse(self, argument: Any) -> Any:
-    return argument if argument == self._word else self._parser.parse(argument)
+    if argument != "best" and not str(argument).isdecimal():
+      raise ValueError("it must be the number of a step, or best")
+    return argument if argument == "best" else int(argument)
 
 
 def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder]:
@@ -111,7 +103,7 @@ def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder]:
     "The step of the checkpoint, or best for that of the best evaluation "
     "(--config.checkpoint.keep_best keeps it); the default is the newest whole one."
   )
-  return workdir, flags.DEFINE(_OrWord(flags.IntegerParser(1), "best"), "step", None, help_text)
+  return workdir, flags.DEFINE(_Step(), "step", None, help_text)
 
 
 def define_quiet(what: str) -> None:
@@ -119,15 +111,17 @@ def define_quiet(what: str) -> None:
   flags.DEFINE_bool("quiet", False, f"Prints results and errors only, no {what}.")
 
 
-def take_run(workdir: str | None, arguments: list[str]) -> tuple[Any, list[str]]:
+def take_run(workdir: str | None, arguments: list[str]) -> tuple[pathlib.Path, list[str]]:
   """The folder of a run, which --workdir or the first argument names, and the other arguments."""
-  return (arguments[0], arguments[1:]) if arguments and not workdir else (workdir, arguments)
+  if not workdir:
+    workdir, *arguments = arguments or [""]
+  return pathlib.Path(required("workdir", workdir)), arguments
 
 
 def required(flag: str, value: str | None) -> str:
   """The value of a flag, which must be given."""
   if not value:
-    form = ": name the folder of a run, as --workdir=runs/a" if flag == "workdir" else ""
+    form = ": name the folder of a run, as in runs/a" if flag == "workdir" else ""
     raise UserError(f"--{flag} is missing{form}; see --help for the flags.")
   return value
 
@@ -198,8 +192,8 @@ def finish(function: Callable[[], None], *, output_is_result: bool = True) -> No
 
 def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command: str) -> list[str]:
   """Parses the flags, loads the config, and returns the arguments that are left."""
-  parser, words = _OrWord(flags.BooleanParser(), "all"), "Prints this; --help=all: all."
-  asked = flags.Flag(parser, None, "help", None, words, "h", True)
+  values, words = flags.EnumParser(["true", "false", "all"]), "Prints this; --help=all: all."
+  asked = flags.Flag(values, None, "help", None, words, "h", boolean=True)
   flags.DEFINE_flag(asked)
   has_config = "config" in flags.FLAGS
   try:
@@ -224,7 +218,21 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   if has_config:
     arguments = _CONFIG[0].read(arguments, command)
   if asked.value:
-    config = _CONFIG[0].value if has_config else None
-    print(reference.help_text(command, asked.value == "all", config))
+    print(_help(command, asked.value == "all", _CONFIG[0].value if has_config else None))
     sys.exit(DONE)
   return arguments
+
+
+def _help(command: str, all_fields: bool, config: ConfigDict | None) -> str:
+  """The text of --help: the command's docstring, its flags, and the fields of a config."""
+  lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
+  for module, defined in flags.FLAGS.flags_by_module_dict().items():
+    own = [flag for flag in defined if not flag.name.startswith("config.")]
+    lines += [f"  --{flag.name}: {flag.help}" for flag in own if not module.startswith("absl")]
+  if "config" in flags.FLAGS:
+    values = dict(leaves(config or {}))
+    which = "Fields of a config" if all_fields else "Common fields of a config (--help=all: all)"
+    whose = f"the values of {values.get('name') or 'the recipe'}" if values else "defaults"
+    listed = fields.in_words(command, values, *[COMMON] * (not all_fields))
+    lines += ["", f"{which}, with {whose}:", "", *(f"  --config.{n}{words}" for n, words in listed)]
+  return "\n".join(lines)

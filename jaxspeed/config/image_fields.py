@@ -6,28 +6,27 @@ from pydantic import Field
 
 from jaxspeed.config import kinds
 from jaxspeed.config import schema as on
-from jaxspeed.config.schema import Also, Group, Mark
+from jaxspeed.config.schema import COMMON, PLACE, PREDICT, SWITCH, Also, Group
 
-_PREDICT, _PLACE = Mark.PREDICT, Mark.PLACE
 STREAM = on.only("data.feed", "stream")
 _READ = on.unless("data.synthetic")
-_NO_ARRAYS = on.not_given("data")
+_NO_ARRAYS, NO_MODEL = on.not_given("data"), on.not_given("model")
+_BY_PHASE = on.by_phase("data.image_size", "image_size")
 _COUNTED = on.When(
-  lambda c: c["data.synthetic"],
+  lambda c: c["data.synthetic"] or c["command"] != "train",
   "a run counts its images; only a plan and synthetic data take the number from the config",
-  command="train",
 )
 
 
 class Data(Group):
   """The data set."""
 
-  feed: Annotated[kinds.Text, _PREDICT] = "resident"
+  feed: Annotated[kinds.Text, PREDICT] = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
-  name: Annotated[kinds.DataSetName, _READ, _NO_ARRAYS, Also("dataset"), _PREDICT] = "cifar10"
+  name: Annotated[kinds.DataSetName, _READ, _NO_ARRAYS, Also("dataset"), PREDICT] = "cifar10"
   """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
   path: Annotated[
-    kinds.Text, _READ, _NO_ARRAYS, Also("data_dir data_path"), Mark.COMMON, _PREDICT, _PLACE
+    kinds.Text, _READ, _NO_ARRAYS, Also("data_dir data_path"), COMMON, PREDICT, PLACE
   ] = ""
   """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
   a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or a .csv file with the
@@ -43,27 +42,21 @@ class Data(Group):
   """share of each class held out for evaluation where the data have no split of their own or
   tune_on=validation; chosen by file names or pixels, the same in every run; 1, for evaluate: all
   images are evaluated"""
-  copies: Annotated[kinds.Text, _READ, on.only("phases.copies"), _PLACE] = ""
+  copies: Annotated[kinds.Text, _READ, on.only("phases.copies"), PLACE] = ""
   """folder of a stream's resized copies; '': data.path with -sz appended"""
-  cache: Annotated[kinds.Text, _READ, _NO_ARRAYS, _PLACE] = ""
+  cache: Annotated[kinds.Text, _READ, _NO_ARRAYS, PLACE] = ""
   """folder of cached uint8 arrays and image sizes; '': ~/.cache/jaxspeed/data"""
-  classes: Annotated[int, Field(ge=2, le=1_000_000), Mark.COMMON, _PREDICT] = 10
+  classes: Annotated[int, Field(ge=2, le=1_000_000), COMMON, PREDICT] = 10
   """number of classes; unless it is set, images on disk and your own arrays decide it"""
-  image_size: Annotated[
-    kinds.Side,
-    Also("img_size resolution"),
-    Mark.COMMON,
-    _PREDICT,
-    on.by_phase("data.image_size", "image_size"),
-  ] = 32
+  image_size: Annotated[kinds.Side, Also("img_size resolution"), COMMON, PREDICT, _BY_PHASE] = 32
   """side of a training image in pixels; unless it is set, your own arrays decide it"""
   train_images: Annotated[kinds.Images, _COUNTED] = 50_000
-  """number of training images, for jaxspeed.plan and for synthetic data; other runs count them"""
+  """number of training images"""
   eval_images: Annotated[kinds.Images, _COUNTED] = 10_000
-  """number of evaluation images, as train_images"""
-  mean: Annotated[kinds.Mean, _PREDICT] = (125.31, 122.95, 113.87)
+  """number of evaluation images"""
+  mean: Annotated[kinds.Mean, PREDICT] = (125.31, 122.95, 113.87)
   """mean of each channel, 0 ... 255; (): computed from the training images"""
-  std: Annotated[kinds.Std, _PREDICT] = (62.99, 62.09, 66.70)
+  std: Annotated[kinds.Std, PREDICT] = (62.99, 62.09, 66.70)
   """standard deviation of each channel; (): computed from the training images"""
   last_batch: Literal["drop", "keep", "carry_over"] = "drop"
   """images left after an epoch's last full batch; drop: they are left out; keep: they make a short
@@ -71,17 +64,16 @@ class Data(Group):
   balance: Annotated[
     Literal["none", "weights", "sampling"], Also("class_weight class_weights"), _READ
   ] = "none"
-  """for classes of uneven sizes; weights: the loss of an image is multiplied by images / (classes *
-  images of its class), "balanced" in scikit-learn, and a batch's mean divides by the sum of the
-  weights, as in PyTorch; sampling: an epoch of the same length shows every class equally often, by
-  repeating images of the small ones"""
-  antialias: Annotated[bool, STREAM, _PREDICT] = True
+  """for classes of uneven sizes; weights: a loss with scikit-learn's "balanced" weights, whose sum
+  a batch's mean divides by, as in PyTorch; sampling: an epoch of the same length shows every class
+  equally often, by repeating images of the small ones"""
+  antialias: Annotated[bool, STREAM, PREDICT] = True
   """resize a stream's images with Pillow's bilinear filter, which widens as it shrinks an image;
   False: interpolate between the nearest pixels, TensorFlow's default"""
-  max_broken: Annotated[kinds.Share, STREAM, _READ, _PLACE] = 0.01
+  max_broken: Annotated[kinds.Share, STREAM, _READ, PLACE] = 0.01
   """largest share of unreadable images in a split; above 0, one image is always allowed; 0: the
   first one ends the run"""
-  read_threads: Annotated[int, Field(ge=1, le=1024), STREAM, _READ, _PREDICT, _PLACE] = 64
+  read_threads: Annotated[int, Field(ge=1, le=1024), STREAM, _READ, PREDICT, PLACE] = 64
   """number of threads that read a stream's images; many hide a network disk's latency"""
   synthetic: Annotated[bool, STREAM] = False
   """noise in place of a stream's images, to measure the machine without its disk"""
@@ -90,9 +82,9 @@ class Data(Group):
 class Phases(Group):
   """The phases of a streamed run, one value per phase; (): all phases use the field in []."""
 
-  first_epoch: Annotated[tuple[kinds.Epochs, ...], _PREDICT] = ()
+  first_epoch: Annotated[tuple[kinds.Epochs, ...], PREDICT, SWITCH] = ()
   """first epoch of each phase, from 0; values below 1 are shares of the run; (): one phase"""
-  image_size: Annotated[tuple[kinds.Side, ...], _PREDICT] = ()
+  image_size: Annotated[tuple[kinds.Side, ...], PREDICT] = ()
   """[data.image_size]"""
   batch_size: tuple[kinds.Batch, ...] = ()
   """[batch_size]"""
@@ -100,17 +92,19 @@ class Phases(Group):
   """[augment.min_scale]"""
   copies: Annotated[tuple[kinds.Pixels, ...], _READ] = ()
   """short side in pixels of the resized copies to read; 0: the original images [0]"""
-  eval_mode: Annotated[tuple[kinds.EvalMode, ...], _PREDICT] = ()
+  eval_mode: Annotated[tuple[kinds.EvalMode, ...], PREDICT] = ()
   """[eval.mode]"""
 
 
 class Pretrained(Group):
   """Pretrained initial weights, for ResNets and ViTs."""
 
-  path: Annotated[kinds.Text, Also("weights"), _PREDICT, on.unless("continue_from")] = ""
+  path: Annotated[
+    kinds.Text, Also("weights"), PREDICT, NO_MODEL, on.unless("continue_from"), SWITCH
+  ] = ""
   """a .safetensors file with torchvision's or timm's parameter names, hf://OWNER/NAME[@REVISION]
   for one on the Hugging Face hub, or the folder of a run"""
-  head: Annotated[Literal["keep", "new"], _PREDICT] = "keep"
+  head: Annotated[Literal["keep", "new"], PREDICT] = "keep"
   """keep: use the file's last layer; new: initialise it at random, for other classes"""
   freeze: Annotated[kinds.Text, Also("freeze_layers")] = ""
   """parts that never change: backbone (all but the last layer), or all up to the named one, as stem

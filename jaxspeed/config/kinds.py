@@ -4,7 +4,6 @@ The upper bounds are not advice: beyond them memory, an int32 or a float32 would
 """
 
 import itertools
-import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -68,14 +67,10 @@ LossName = Annotated[str, Predicate(registry.LOSSES.knows), Says(registry.LOSSES
 AugmentationName = Annotated[
   str, Predicate(registry.AUGMENTATIONS.knows), Says(registry.AUGMENTATIONS.names)
 ]
-Loggers = Annotated[
-  tuple[Literal["tensorboard", "wandb", "trackio"], ...],
-  Predicate(lambda names: len({*names}) == len(names)),
-  Says("some of tensorboard, wandb, trackio, each at most once, as \"('wandb', 'trackio')\""),
-]
 EvalMode = Literal["center", "flip", "six", "selective", "five", "rect", "rect_flip"]
 _CHANNELS = "in units of 0 ... 255, or () for the training set's own"
-Mean = Annotated[tuple[()] | tuple[Number, Number, Number], Says(f"three numbers {_CHANNELS}")]
+ThreeNumbers = tuple[Number, Number, Number]
+Mean = Annotated[tuple[()] | ThreeNumbers, Says(f"three numbers {_CHANNELS}")]
 Std = Annotated[
   tuple[()] | tuple[Positive, Positive, Positive], Says(f"three numbers above 0 {_CHANNELS}")
 ]
@@ -92,21 +87,10 @@ TrustRatios = Annotated[
   Predicate(lambda ratios: ratios == tuple(sorted(ratios))),
   Says("the least and the most trust ratio, or ()"),
 ]
-Coefficients = Annotated[tuple[Number, Number, Number], Says("three numbers")]
 XlaOption = Annotated[Text, Field(pattern="="), Says("NAME=VALUE, an option of XLA")]
-# A watchdog of fewer seconds would end runs while they save or evaluate.
-WatchdogSeconds = Annotated[
-  float,
-  Field(le=1e7),
-  Predicate(lambda seconds: seconds == 0 or seconds >= 5),
-  Says("a number of seconds, 0 or at least 5"),
-]
 # NAME or NAME/VARIANT: also the name of a folder in runs/, with a dash for the slash.
 Name = Annotated[
-  str,
-  Field(max_length=100),
-  Predicate(
-    lambda text: text.isprintable() and re.fullmatch(r"(?!.*(^|/)[-./])[^\\]*[^\\/]|", text)
-  ),
+  Text,
+  Field(max_length=100, pattern=r"^([^-./\\][^/\\]*(/[^-./\\][^/\\]*)*)?$"),
   Says("a name for a folder, NAME or NAME/VARIANT, in which no part begins with a dot or a dash"),
 ]

@@ -2,7 +2,6 @@
 
 import importlib.machinery
 import importlib.util
-import inspect
 import os
 import pathlib
 import sys
@@ -48,31 +47,18 @@ class Published(NamedTuple):
     return f"{'-'.join(map(str, dict.fromkeys(self.epochs)))} epochs" if self.epochs else ""
 
 
-class Facts(NamedTuple):
-  """What a recipe file says of itself."""
+def published(name: str) -> dict[str, Published]:
+  """What is published of each variant of a recipe: `name` is a shipped one's, or a file's path.
 
-  title: str  # the first line of its docstring
-  default: str  # the variant without a colon; "" for a recipe without variants
-  variants: dict[str, Published]  # the only variant of a recipe without variants is ""
-
-
-def facts_of(name: str) -> Facts:
-  """What a recipe says of itself: `name` is that of a shipped recipe, or the path of a file.
+  A recipe without variants has one that is called "".
 
   Raises:
     UserError: there is no such recipe, it raises an exception, or its PUBLISHED has other fields
       than `Published`.
   """
   module = import_file(path := find_recipe(name))
-
-  def read() -> Facts:
-    rows = getattr(module, "PUBLISHED", None) or {"": {}}
-    variants = {str(variant): Published(**row) for variant, row in rows.items()}
-    first = next(iter(inspect.signature(module.get_config).parameters.values()), None)
-    default = first.default if first and first.default in variants else next(iter(variants))
-    return Facts((module.__doc__ or "").strip().partition("\n")[0], default, variants)
-
-  return guarded(read, path)
+  rows = getattr(module, "PUBLISHED", None) or {"": {}}
+  return guarded(lambda: {str(each): Published(**rows[each]) for each in rows}, path)
 
 
 def published_as(name: str) -> Published:
@@ -81,10 +67,7 @@ def published_as(name: str) -> Published:
   The name may come from a file, so it selects a recipe, but not a path.
   """
   recipe, _, variant = name.partition("/")
-  if recipe not in shipped():
-    return Published()
-  facts = facts_of(recipe)
-  return facts.variants.get(variant or facts.default, Published())
+  return (published(recipe) if recipe in shipped() else {}).get(variant, Published())
 
 
 def shipped() -> dict[str, pathlib.Path]:
@@ -125,8 +108,10 @@ def load_recipe(name: str) -> ConfigDict:
   """
   file, colon, variant = name.partition(":")
   module = import_file(path := find_recipe(file))
-  if colon and not guarded(lambda: inspect.signature(module.get_config).parameters, path):
-    raise UserError(f"{file} has no variants: leave out the colon.")
+  variants = [*map(str, getattr(module, "PUBLISHED", ()))]
+  if colon and variants and variant not in variants:
+    others = f"choose one of {', '.join(variants)}" if any(variants) else "leave out the colon"
+    raise UserError(f"there is no variant {variant!r} of {file}: {others}.")
   config = guarded(lambda: module.get_config(*[variant] * bool(colon)), path)
   if not isinstance(config, ConfigDict):
     raise UserError(

@@ -26,7 +26,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 from annotated_types import Predicate
 
-from jaxspeed.config.schema import Also, Group, Mark, Says
+from jaxspeed.config.schema import COMMON, Also, Group, Says
 from jaxspeed.errors import UserError
 
 # A Flax module, or any object with its `init` and `apply` (docs/extending.md).
@@ -40,14 +40,18 @@ class Registry(dict[str, Any]):
   Args:
     what: what it holds, for a message.
     own: the names of the package's own, which are defined elsewhere.
+    check: raises a UserError on a definition that does not serve.
   """
 
-  def __init__(self, what: str, *own: str) -> None:
+  def __init__(
+    self, what: str, *own: str, check: Callable[[str, Any], object] = lambda name, new: None
+  ) -> None:
     super().__init__()
-    self.what, self.own = what, own
+    self.what, self.own, self._check = what, own, check
 
   def __call__(self, name: str) -> Callable[[_Definition], _Definition]:
     def add(new: _Definition) -> _Definition:
+      self._check(name, new)
       there = self.get(name, new)
       # A notebook may run one definition twice.
       same = (there.__module__, there.__qualname__) == (new.__module__, new.__qualname__)
@@ -80,8 +84,21 @@ loss = LOSSES = Registry("loss", "cross_entropy")
 augmentation = AUGMENTATIONS = Registry("augmentation", "")
 # From the `TrainState` after an epoch to a number in its row.
 scalar = SCALARS = Registry("scalar")
+
+
+def _check_module(name: str, module: Any) -> None:
+  # Without importing flax: `config` does not know it.
+  fields = dataclasses.fields(module) if dataclasses.is_dataclass(module) else ()
+  if not (hasattr(module, "apply") and {"classes", "dtype"} <= {each.name for each in fields}):
+    raise UserError(
+      f"the model {name!r} must be a flax.linen.Module with `classes: int` and `dtype: Any`, "
+      f"which config.data.classes and config.precision set, and {module} is none."
+    )
+  fields_of(module)  # now, for the mistakes in its annotations
+
+
 # Flax modules, by `config.model.name`; filled as the modules of `models/` are imported.
-FAMILIES = Registry("model")
+model = FAMILIES = Registry("model", check=_check_module)
 
 _PLAIN = bool | int | float | str | tuple | None | python_types.EllipsisType
 # Attributes of a module that no user sets, and those that the run sets.
@@ -92,34 +109,9 @@ class Model(Group):
   """The field of `config.model` that every family has."""
 
   name: Annotated[
-    str,
-    Predicate(FAMILIES.knows),
-    Says(FAMILIES.names),
-    Also("arch architecture"),
-    Mark.COMMON,
+    str, Predicate(FAMILIES.knows), Says(FAMILIES.names), Also("arch architecture"), COMMON
   ]
   """the model"""
-
-
-def model(name: str) -> Callable[[_Definition], _Definition]:
-  """A decorator that registers a flax module as the family `name` of `config.model.name`.
-
-  Raises:
-    UserError: it is not a flax module with `classes` and `dtype`, or another has the name.
-  """
-
-  def add(module: _Definition) -> _Definition:
-    # Without importing flax: `config` does not know it.
-    fields = dataclasses.fields(module) if dataclasses.is_dataclass(module) else ()
-    if not (hasattr(module, "apply") and {"classes", "dtype"} <= {each.name for each in fields}):
-      raise UserError(
-        f"the model {name!r} must be a flax.linen.Module with `classes: int` and `dtype: Any`, "
-        f"which config.data.classes and config.precision set, and {module} is none."
-      )
-    fields_of(module)  # now, for the mistakes in its annotations
-    return FAMILIES(name)(module)
-
-  return add
 
 
 @functools.cache

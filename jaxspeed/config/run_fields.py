@@ -1,7 +1,6 @@
 """The fields that every recipe shares, each stated once with value, type, range and meaning.
 
-The groups of fields are here, in `image_fields.py` and in `training_fields.py`. The fields of
-`config.model` are its family's (`registry.py`).
+Those of images are in `image_fields.py`; `config.model` has its family's (`registry.py`).
 """
 
 from typing import Annotated, Literal
@@ -10,39 +9,199 @@ from pydantic import Field
 
 from jaxspeed.config import kinds
 from jaxspeed.config import schema as on
-from jaxspeed.config.image_fields import STREAM, Augment, Data, Phases, Pretrained
-from jaxspeed.config.registry import Model
-from jaxspeed.config.schema import Also, Group, Mark
-from jaxspeed.config.training_fields import Average, Optimizer, Proxy, Schedule, Whitening, whitens
+from jaxspeed.config.image_fields import NO_MODEL, STREAM, Augment, Data, Phases, Pretrained
+from jaxspeed.config.registry import FAMILIES, Model
+from jaxspeed.config.schema import COMMON, EVALUATE, PLACE, PREDICT, SWITCH, Also, Group
 
+_LARS = on.only("optimizer.name", "lars")
+_NOT_LARS = on.unless("optimizer.name", "lars")
+_MUON = on.only("optimizer.name", "muon")
+_ADAMW = on.only("optimizer.name", "adamw")
+_MOMENTUM = on.unless("optimizer.name", "adamw")
+_NOT_BACKBONE = on.unless("pretrained.freeze", "backbone")
+_ONE_MOMENTUM = on.unless("optimizer.momentum_segments")
+_DECAYS = on.only("optimizer.weight_decay")
+_STEPWISE = on.only("schedule.name", "step", "exponential")
+_FALLING = on.only("schedule.name", "linear", "cosine")
+_BIAS_TRAINED = on.only("whitening.bias_epochs")
 _RECTANGLES = on.When(
   lambda c: any("rect" in mode for mode in on.phase_column(c, "eval_mode") or [c["eval.mode"]]),
   "it applies to the modes rect and rect_flip only",
 )
 _TESTED = on.only("tune_on", "test")
-_ONE_PIECE = on.unless("schedule.segments", but=("peak",))
-_WHITENS = on.When(whitens, "this model does not begin with a whitening layer")
+_SCHEDULE = on.not_given("schedule")
+
+
+def whitens(c: on.Values) -> bool:
+  """Whether a model begins with a whitening layer."""
+  # One of the user's own does if it has the method.
+  default = hasattr(FAMILIES.get(c["model.name"]), "init_from_images")
+  return default if c["model.whiten"] is None else c["model.whiten"]
+
+
+class Optimizer(Group):
+  """The optimizer and the factors of its parameter groups."""
+
+  name: Annotated[kinds.OptimizerName, Also("opt optim"), COMMON] = "sgd"
+  """muon: Muon for the kernels, SGD for the rest; or one that --import registers"""
+  clip_norm: Annotated[kinds.NotNegative, SWITCH, Also("clip_grad max_grad_norm")] = 0.0
+  """largest L2 norm of the gradient of all trained parameters together, which is scaled down to it,
+  as torch's clip_grad_norm_ does; 0: no clipping"""
+  layer_decay: Annotated[kinds.PositiveShare, SWITCH, _NOT_BACKBONE] = 1.0
+  """factor on the learning rate from a layer to the one before, as timm's --layer-decay: the last
+  layer has the whole rate, and the blocks of a ResNet or ViT are layers; 1: none"""
+  momentum: Annotated[kinds.ShareBelowOne, _MOMENTUM, _ONE_MOMENTUM] = 0.9
+  """momentum of SGD and LARS"""
+  momentum_segments: Annotated[kinds.Segments, _MOMENTUM] = ()
+  """momentum over the epochs, written as schedule.segments; replaces momentum"""
+  nesterov: Annotated[bool, _MOMENTUM] = True
+  """whether momentum is Nesterov momentum"""
+  rate_in_momentum: Annotated[bool, _MOMENTUM, _NOT_LARS] = False
+  """v = m v + lr g (myrtle) instead of v = m v + g (PyTorch), with lr the learning rate"""
+  weight_decay: Annotated[kinds.Factor, Also("wd"), COMMON] = 0.0
+  """this times the weights is added to the gradient; adamw: to the step, before the learning rate
+  (torch's and optax's AdamW)"""
+  bias_rate_factor: Annotated[kinds.Factor, _NOT_LARS, Also("bias_rate")] = 1.0
+  """factor on the learning rate of biases"""
+  bias_decay_factor: Annotated[kinds.Factor, _DECAYS, _NOT_LARS, Also("bias_decay")] = 1.0
+  """factor on the weight decay of biases, with adamw the last layer's too; adamw: 1 is torch's
+  default, and 0 timm's"""
+  scale_decay_factor: Annotated[
+    kinds.Factor, Also("scale_decay"), _DECAYS, on.unless("optimizer.name", "lars", "muon")
+  ] = 1.0
+  """factor on the weight decay of the scales of normalization layers, and of embeddings; adamw: 1
+  is torch's default, and 0 timm's"""
+  head_rate_factor: Annotated[kinds.Factor, _NOT_LARS, Also("head_rate")] = 1.0
+  """factor on the learning rate of the last layer"""
+  head_decay_factor: Annotated[kinds.Factor, _NOT_LARS, _DECAYS, Also("head_decay")] = 1.0
+  """factor on the weight decay of the last layer; its bias: see bias_decay_factor"""
+  b1: Annotated[kinds.ShareBelowOne, _ADAMW, Also("beta1")] = 0.9
+  """adamw: share that the mean of the gradients keeps in a step"""
+  b2: Annotated[kinds.ShareBelowOne, _ADAMW, Also("beta2")] = 0.999
+  """adamw: share that the mean of their squares keeps in a step"""
+  epsilon: Annotated[kinds.Positive, _ADAMW] = 1e-8
+  """adamw: added to the root of that mean"""
+  decay_follows_rate: Annotated[bool, _LARS, _DECAYS] = False
+  """lars: the trust ratio uses schedule.peak * weight_decay (Fujitsu) in place of weight_decay"""
+  lars_eta: Annotated[kinds.Positive, _LARS] = 0.001
+  """trust coefficient of LARS"""
+  lars_epsilon: Annotated[kinds.NotNegative, _LARS] = 0.0
+  """added to the denominator of the trust ratio"""
+  lars_clip: Annotated[kinds.TrustRatios, _LARS] = ()
+  """smallest and largest trust ratio; (): unbounded"""
+  muon_momentum: Annotated[kinds.Share, _MUON] = 0.6
+  """momentum of Muon"""
+  muon_decay: Annotated[kinds.Factor, _MUON] = 0.0
+  """decoupled weight decay of Muon, multiplied by the learning rate"""
+  muon_coefficients: Annotated[kinds.ThreeNumbers, _MUON] = (3.4445, -4.7750, 2.0315)
+  """coefficients of the Newton-Schulz polynomial"""
+  muon_epsilon: Annotated[kinds.Positive, _MUON] = 1e-10
+  """added to the norm by which Muon divides the mean loss's gradient"""
+  muon_renormalize: Annotated[Literal["every_step", "growing"], _MUON] = "every_step"
+  """when weights are scaled back to a fixed norm; growing: every 2 to 17 steps (hiverge)"""
+
+
+class Schedule(Group):
+  """The learning rate: linear from start to peak, then down by its name; or in segments."""
+
+  name: Annotated[
+    Literal["linear", "cosine", "constant", "step", "exponential"],
+    Also("lr_scheduler sched scheduler"),
+    COMMON,
+  ] = "linear"
+  """the decay after the warm-up, by Optax; step: times gamma after every step_size epochs, as
+  torch's StepLR; exponential: the same, but continuously"""
+  segments: Annotated[kinds.Segments, _SCHEDULE, SWITCH] = ()
+  """((first epoch, end, learning rate there, and at the end), ...); replaces the other fields"""
+  read: Literal["start", "end"] = "end"
+  """point of a step at which the schedule is read: its end (myrtle) or its start (airbench)"""
+  peak: Annotated[
+    kinds.Positive, Also("base_lr learning_rate lr max_lr"), COMMON, _SCHEDULE, SWITCH
+  ] = 0.1
+  """highest learning rate; an override of it scales the segments of a recipe"""
+  start: Annotated[
+    kinds.NotNegative,
+    on.When(lambda c: c["schedule.warmup"] or c["schedule.start"] == 1, "set a warm-up too"),
+  ] = 0.0
+  """initial learning rate, as a factor of the peak"""
+  final: Annotated[kinds.NotNegative, _FALLING, Also("min_lr")] = 0.0
+  """final learning rate of linear and cosine, as a factor of the peak"""
+  warmup: Annotated[kinds.Share, Also("warmup_epochs")] = 0.2
+  """share of the run after which the peak is reached"""
+  flat_epochs: Annotated[kinds.Epochs, _FALLING] = 0.0
+  """number of epochs at the end with the final learning rate"""
+  power: Annotated[float, Field(gt=0, le=100), on.only("schedule.name", "linear")] = 1.0
+  """exponent of the linear decay from the peak: 2 is the polynomial decay of LARS"""
+  step_size: Annotated[float, Field(ge=0.001, le=100_000), _STEPWISE, Also("decay_epochs")] = 30.0
+  """epochs after which step and exponential have multiplied the learning rate by gamma"""
+  gamma: Annotated[kinds.PositiveShare, _STEPWISE, Also("decay_rate")] = 0.1
+  """factor on the learning rate in step_size epochs"""
+
+
+class Average(Group):
+  """The average of parameters and running statistics over the steps."""
+
+  kind: Annotated[Literal["none", "ema", "lookahead"], Also("ema"), SWITCH] = "none"
+  """ema: exponential moving average; lookahead: the model is also set back to its average"""
+  decay: Annotated[kinds.ShareBelowOne, Also("ema_decay")] = 0.99
+  """share of the average kept at each step; lookahead raises it from 0 to this"""
+  reach: Annotated[kinds.Share, on.only("average.kind", "ema")] = 0.0
+  """ema: longest window of the average, as a share of the steps so far, so that early steps keep
+  less of it, as with timm's EMA warm-up; 0: unbounded"""
+  every: kinds.Every = 1
+  """steps from one update of the average to the next; each uses decay ** every"""
+  from_epoch: Annotated[int, Field(ge=0, le=100_000), on.only("average.kind", "lookahead")] = 0
+  """epoch, counted from 0, in which lookahead begins"""
+
+
+class Whitening(Group):
+  """The first layer of models that begin with a whitening convolution."""
+
+  images: kinds.Images = 10_000
+  """number of training images, the first ones, from which the filters are computed"""
+  epsilon: kinds.NotNegative = 1e-2
+  """added to the eigenvalues of the patches' covariance"""
+  centered: bool = False
+  """whether the mean is subtracted before the covariance is computed"""
+  bias_epochs: kinds.Epochs = 0.0
+  """number of epochs, from the first, in which the whitening layer's bias is trained"""
+  bias_rate_factor: Annotated[kinds.Factor, _BIAS_TRAINED, Also("bias_rate")] = 1.0
+  """factor on the learning rate of that bias"""
+  bias_decay_factor: Annotated[kinds.Factor, _BIAS_TRAINED, _DECAYS, Also("bias_decay")] = 1.0
+  """factor on the weight decay of that bias"""
+  bias_falls: Annotated[bool, _BIAS_TRAINED] = False
+  """whether that bias's learning rate decays to 0 over bias_epochs"""
+
+
+class Proxy(Group):
+  """A small model trained alongside, which selects the hard images of a batch (airbench)."""
+
+  keep: Annotated[int, Field(ge=0, le=2**24), SWITCH] = 0
+  """images of a batch to train on, those with the highest loss, as many on each device; 0: no
+  proxy"""
+  every: kinds.Every = 4
+  """steps from one update of the proxy to the next"""
+  widths: tuple[kinds.Width, kinds.Width, kinds.Width] = (32, 64, 64)
+  """channels of the proxy's three groups of layers"""
 
 
 class Eval(Group):
   """Evaluation."""
 
   mode: Annotated[
-    kinds.EvalMode, on.by_phase("eval.mode", "eval_mode"), Also("tta"), Mark.COMMON, Mark.PREDICT
+    kinds.EvalMode, on.by_phase("eval.mode", "eval_mode"), Also("tta"), COMMON, PREDICT
   ] = "center"
   """the views of an image whose logits are averaged: center; flip: and its flipped copy; six: and
   both moved by a pixel to two corners; selective: six for the least confident quarter of the images
   (predict uses six for each); of streams also rect, rect_flip, five; per phase: phases.eval_mode"""
-  batch_size: Annotated[int, Field(ge=1, le=2**20), Also("val_batch_size"), Mark.PREDICT] = 1000
+  batch_size: Annotated[int, Field(ge=1, le=2**20), Also("val_batch_size"), PREDICT] = 1000
   """images per device and step of an evaluation"""
-  image_size: Annotated[kinds.Pixels, STREAM, Mark.PREDICT] = 0
+  image_size: Annotated[kinds.Pixels, STREAM, PREDICT] = 0
   """side of an evaluated image of a stream, in pixels; 0: the image size of the phase"""
-  resize: Annotated[float, Field(ge=1, le=10), STREAM, Mark.PREDICT] = 1.14
+  resize: Annotated[float, Field(ge=1, le=10), STREAM, PREDICT] = 1.14
   """short side of a stream's image before its crop, in multiples of the image size"""
   shapes: Annotated[int, Field(ge=1, le=1000), _RECTANGLES] = 16
   """largest number of shapes of rectangles"""
-  multiple: Annotated[int, Field(ge=1, le=1024), _RECTANGLES] = 8
-  """pixels of which the sides of rectangles are multiples"""
   every_epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
   """epochs from one evaluation to the next; the last epoch is always evaluated"""
 
@@ -50,7 +209,7 @@ class Eval(Group):
 class Allreduce(Group):
   """The all-reduce of the gradients, on several devices."""
 
-  group_mb: Annotated[kinds.NotNegative, Mark.PLACE] = 8.0
+  group_mb: Annotated[kinds.NotNegative, PLACE] = 8.0
   """megabytes of gradients after which a group of layers is sent; 0: all layers at once"""
   dtype: Literal["float32", "bfloat16", "float16"] = "float32"
   """dtype in which gradients are sent and summed"""
@@ -75,7 +234,7 @@ class Checkpoint(Group):
 class Records(Group):
   """What follows a run, and facts for its DAWNBench entry."""
 
-  loggers: kinds.Loggers = ("tensorboard",)
+  loggers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
   """what follows the rows of metrics.jsonl besides TensorBoard: Weights & Biases, Trackio; both as
   in "('wandb', 'trackio')"; (): nothing, TensorBoard neither"""
   thumbnails: Annotated[int, Field(ge=0, le=32)] = 24
@@ -106,14 +265,14 @@ class Config(Group):
 
   name: kinds.Name = ""
   """name of the run and of its folder"""
-  seed: Annotated[int, Field(ge=0, le=2**31 - 1), Also("random_seed"), Mark.COMMON] = 0
+  seed: Annotated[int, Field(ge=0, le=2**31 - 1), Also("random_seed"), COMMON] = 0
   """seed of initialisation, shuffling and augmentation"""
   runs: Annotated[int, Field(ge=1, le=10_000)] = 1
   """number of runs, which share one compilation; their seeds are seed, seed + 1, ..."""
-  epochs: Annotated[float, Field(gt=0, le=100_000), Mark.COMMON] = 1.0
+  epochs: Annotated[float, Field(gt=0, le=100_000), COMMON] = 1.0
   """number of epochs; may be fractional: steps = ceil(epochs * steps per epoch)"""
   batch_size: Annotated[
-    kinds.Batch, Also("batch bs"), Mark.COMMON, on.by_phase("batch_size", "batch_size", 0)
+    kinds.Batch, Also("batch bs"), COMMON, on.by_phase("batch_size", "batch_size", 0)
   ] = 512
   """images in a batch, summed over all devices"""
   accumulate: Annotated[
@@ -123,8 +282,8 @@ class Config(Group):
   precision: Annotated[
     Literal["auto", "float32", "tf32", "bfloat16", "float16", "float64"],
     Also("amp dtype fp16 mixed_precision"),
-    Mark.COMMON,
-    Mark.PREDICT,
+    COMMON,
+    PREDICT,
   ] = "auto"
   """auto: the fastest for the device; tf32: float32 with products that GPUs round to TF32;
   float64: for CPUs, to compare programs"""
@@ -145,54 +304,43 @@ class Config(Group):
   patience: Annotated[int, Field(ge=0, le=100_000), Also("early_stopping")] = 0
   """evaluations without a better target_metric after which the run ends; 0: it never ends early. An
   early end leaves out the low learning rates at the end of a schedule, which help most"""
-  tune_on: Annotated[Literal["test", "validation"], Mark.EVALUATE] = "test"
+  tune_on: Annotated[Literal["test", "validation"], EVALUATE] = "test"
   """images to evaluate on; validation: training images that are held out (data.hold_out)"""
   warmup: Annotated[Literal["auto", "on", "off"], on.unless("data.feed", "stream")] = "auto"
   """training on random labels before the clock starts; auto: on accelerators only"""
-  cost_per_hour: Annotated[kinds.Factor, Mark.PLACE] = 0.0
+  cost_per_hour: Annotated[kinds.Factor, PLACE] = 0.0
   """price of all the hardware in USD; 0: not stated"""
-  compile_cache: Annotated[kinds.Text, Mark.PREDICT, Mark.PLACE] = ""
-  """folder of compiled programs, not stored with the run; '': JAXSPEED_COMPILE_CACHE or
-  ~/.cache/jaxspeed/programs"""
   continue_from: Annotated[kinds.Text, Also("init_from resume_from")] = ""
   """folder of a run whose weights, optimizer and averages a new run begins with, to train longer;
   epochs and learning rates are the new run's. For its weights only, see pretrained.path"""
   given: Given = Given()
-  data: Annotated[Data, Mark.EVALUATE] = Data()
-  phases: Annotated[Phases, on.only("phases.first_epoch"), Mark.EVALUATE] = Phases()
-  pretrained: Annotated[Pretrained, on.not_given("model"), on.only("pretrained.path")] = (
-    Pretrained()
-  )
+  data: Annotated[Data, EVALUATE] = Data()
+  phases: Annotated[Phases, on.only("phases.first_epoch"), EVALUATE] = Phases()
+  pretrained: Annotated[Pretrained, NO_MODEL, on.only("pretrained.path")] = Pretrained()
   augment: Augment = Augment()
-  optimizer: Annotated[Optimizer, on.not_given("optimizer", "clip_norm", "layer_decay")] = (
-    Optimizer()
-  )
-  schedule: Annotated[Schedule, on.not_given("schedule"), _ONE_PIECE] = Schedule()
+  optimizer: Annotated[Optimizer, on.not_given("optimizer")] = Optimizer()
+  schedule: Annotated[Schedule, _SCHEDULE, on.unless("schedule.segments")] = Schedule()
   average: Annotated[Average, on.unless("average.kind", "none")] = Average()
-  whitening: Annotated[Whitening, _WHITENS] = Whitening()
+  whitening: Annotated[
+    Whitening, on.When(whitens, "this model does not begin with a whitening layer")
+  ] = Whitening()
   proxy: Annotated[Proxy, on.only("proxy.keep")] = Proxy()
-  eval: Annotated[Eval, Mark.EVALUATE] = Eval()
+  eval: Annotated[Eval, EVALUATE] = Eval()
   allreduce: Allreduce = Allreduce()
-  compile: Annotated[Literal["full", "quick"], Mark.PREDICT] = "full"
-  """quick: to try things, programs that a CPU compiles in half of the time and that run a little
-  slower, and one program for steps with and without a trained whitening bias; results differ by
-  rounding only, and name the mode"""
+  compile: Annotated[Literal["full", "quick"], PREDICT] = "full"
+  """quick: to try things, programs that a CPU compiles in half of the time (docs/training.md)"""
   compiler_options: tuple[kinds.XlaOption, ...] = ()
   """XLA options for the training programs: ("NAME=VALUE", ...)"""
-  command_buffers: bool = False
-  """whether a GPU launches convolutions and loops from command buffers (CUDA graphs), as XLA does
-  with other kernels by default; not timed yet"""
   conv_fusion: Literal["off", "on", "auto"] = "off"
-  """whether a GPU adds, masks and offsets in cuDNN's graphs of convolutions, by an experimental
-  option of XLA: fewer kernels, and bytes of bottlenecks; not timed yet; auto: on GPUs for which
-  results/ measures that it is faster, none so far. It has no effect on CPUs"""
+  """whether a GPU adds, masks and offsets in cuDNN's graphs of convolutions (docs/training.md);
+  auto: on GPUs for which results/ measures that it is faster, none so far"""
   deterministic: bool = False
   """whether a GPU uses deterministic kernels only, chosen without timing, so that a run and its
   resumption have the same bits: slower, how much depends on the GPU. CPUs need nothing for it"""
-  checkpoint: Annotated[Checkpoint, Mark.PLACE] = Checkpoint()
-  watchdog_seconds: Annotated[kinds.WatchdogSeconds, Mark.PLACE] = 600.0
+  checkpoint: Annotated[Checkpoint, PLACE] = Checkpoint()
+  watchdog_seconds: Annotated[kinds.NotNegative, PLACE] = 600.0
   """seconds without progress after which a run is ended; 0: never"""
-  heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400), Mark.PLACE] = 30
+  heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400), PLACE] = 30
   """seconds without a sign of life after which a process counts as lost"""
-  records: Annotated[Records, Mark.PLACE] = Records()
-  model: Annotated[Model, Mark.PREDICT, on.not_given("model")]
+  records: Annotated[Records, PLACE] = Records()
+  model: Annotated[Model, PREDICT, NO_MODEL]

@@ -8,20 +8,21 @@ Checks, --help, docs/fields.md, suggestions of names and "has no effect" all rea
 
 import collections
 import enum
-import re
 import types
 import typing
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pydantic
 from ml_collections import ConfigDict
+from pydantic.fields import FieldInfo
 
 # Longest value shown in a message, in characters.
 _SHOWN = 80
 _Fact = TypeVar("_Fact")
-Values = Mapping[str, Any]  # a config by dotted field name, None for one that it lacks
+# A config by dotted field name, and the name of the "command"; None for a field that it lacks.
+Values = Mapping[str, Any]
 
 
 class Group(pydantic.BaseModel):
@@ -53,24 +54,23 @@ class When(NamedTuple):
 
   works: Callable[[Values], Any]
   otherwise: str  # the reason or the remedy, as the end of a sentence
-  command: str = ""  # the only command to which this applies; '': all
-  but: tuple[str, ...] = ()  # fields of its group to which it does not apply, beside those it names
 
 
-class Also(NamedTuple):
+class Also(str):
   """Names of a field in other projects and in earlier versions, separated by spaces."""
-
-  names: str
 
 
 class Mark(enum.Enum):
   """A fact about a field."""
 
   COMMON = "--help lists it without being asked for all"
+  SWITCH = "the conditions of its group do not apply to it"
   PLACE = "it cannot change a result: where a run reads and writes, and how it is watched"
   EVALUATE = "evaluate uses it"
   PREDICT = "evaluate and predict use it"
 
+
+COMMON, SWITCH, PLACE, EVALUATE, PREDICT = Mark
 
 # For commands that do not train: the marks of the fields that they use.
 USED = {"evaluate": (Mark.EVALUATE, Mark.PREDICT), "predict": (Mark.PREDICT,)}
@@ -89,18 +89,23 @@ class Declared(NamedTuple):
     """What the metadata say of one kind: marks, conditions, other names."""
     return [each for each in self.metadata if isinstance(each, kind)]
 
-  @property
-  def conditions(self) -> list[When]:
-    last, own = self.name.rpartition(".")[2], f"config.{self.name}"
-    names = re.compile(r"[\w.]+").findall
-    return [w for w in self.facts(When) if last not in w.but and own not in names(w.otherwise)]
-
   def is_used(self, command: str) -> bool:
     return command not in USED or any(mark in self.metadata for mark in USED[command])
 
+  def idle(self, values: Values) -> str:
+    """A sentence if the field has no effect; '' if it has one."""
+    if not self.is_used(command := values["command"]):
+      unused = f"{command} does not use it; --help=all lists what it uses"
+      return f"config.{self.name} has no effect: {unused}."
+    for condition in self.facts(When):
+      if not condition.works(values):
+        named = f"config.{self.name}={shown(values[self.name])}"
+        return f"{named} has no effect: {condition.otherwise}."
+    return ""
+
   @property
   def also(self) -> list[str]:
-    return [name for each in self.facts(Also) for name in each.names.split()]
+    return " ".join(self.facts(Also)).split()
 
   @property
   def accepted(self) -> str:
@@ -110,7 +115,9 @@ class Declared(NamedTuple):
 def declared(group: type[Group], prefix: str = "", of: Any = ()) -> Iterator[Declared]:
   """Yields the fields of a group and of the groups in it; `of` is the metadata of this one."""
   for name, field in group.model_fields.items():
-    annotation, metadata = field.annotation, (*of, *field.metadata)
+    annotation, switch = field.annotation, Mark.SWITCH in field.metadata
+    above = [each for each in of if not (switch and isinstance(each, When))]
+    metadata = (*above, *field.metadata)
     if isinstance(annotation, type) and issubclass(annotation, Group):
       yield from declared(annotation, f"{prefix}{name}.", metadata)
     else:
@@ -119,10 +126,11 @@ def declared(group: type[Group], prefix: str = "", of: Any = ()) -> Iterator[Dec
       yield Declared(f"{prefix}{name}", annotation, default, meaning, metadata)
 
 
-def not_given(argument: str, *but: str) -> When:
-  """A group that an argument of `jaxspeed.fit` replaces; evaluations may name other data."""
+def not_given(argument: str) -> When:
+  """Fields that an argument of `jaxspeed.fit` replaces; evaluations may name other data."""
   return When(
-    lambda c: not c[f"given.{argument}"], f"{argument}= of jaxspeed.fit replaces it", "train", but
+    lambda c: c["command"] != "train" or not c[f"given.{argument}"],
+    f"{argument}= of jaxspeed.fit replaces it",
   )
 
 
@@ -133,10 +141,10 @@ def only(field: str, *values: str) -> When:
   return When(lambda c: c[field] in values, f"it is for config.{field}={' or '.join(values)}")
 
 
-def unless(field: str, *values: str, but: tuple[str, ...] = ()) -> When:
+def unless(field: str, *values: str) -> When:
   """Fields that have no effect with some values of another field, or, without any, if it is set."""
   if not values:
-    return When(lambda c: not c[field], f"it is for runs without config.{field}", but=but)
+    return When(lambda c: not c[field], f"it is for runs without config.{field}")
   return When(
     lambda c: c[field] not in values, f"it is not for config.{field}={' or '.join(values)}"
   )
@@ -165,9 +173,9 @@ def leaves(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> Iterator
       yield prefix + name, config[name]
 
 
-def values_of(config: ConfigDict | Mapping[str, Any]) -> Values:
-  """The values of a config by dotted field name, None for a field that it lacks."""
-  return collections.defaultdict(lambda: None, leaves(config))
+def values_of(config: ConfigDict | Mapping[str, Any], command: str = "") -> Values:
+  """The values of a config and the command."""
+  return collections.defaultdict(lambda: None, leaves(config), command=command)
 
 
 def is_plain(text: str) -> bool:
@@ -187,9 +195,8 @@ def shown(value: Any) -> str:
 
 def accepted(annotation: Any, metadata: Any = ()) -> str:
   """The values that a type accepts, in words, as the end of "it must be ..."."""
-  while typing.get_origin(annotation) is Annotated:
-    annotation, *more = typing.get_args(annotation)
-    metadata = (*metadata, *more)
+  declared = FieldInfo.from_annotation(annotation)
+  annotation, metadata = declared.annotation, (*metadata, *declared.metadata)
   if texts := [each.text for each in metadata if isinstance(each, Says)]:
     return texts[-1] if isinstance(texts[-1], str) else texts[-1]()
   origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
@@ -200,15 +207,10 @@ def accepted(annotation: Any, metadata: Any = ()) -> str:
   if origin is tuple and parts:
     many = "a tuple, as (1, 2)" if ... in parts else f"a tuple of {len(parts)}"
     return f"{many}, each {accepted(parts[0])}"
-  words = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
-  return words.get(annotation, "a value of its type") + _bounds(metadata)
-
-
-def _bounds(metadata: Any) -> str:
-  """The range of a number in words, from pydantic's objects with `gt`, `ge`, `le` and `lt`."""
-  parts = [part for each in metadata for part in getattr(each, "metadata", [each])]
-  above, least, most, below = (
-    next((f" {words} {getattr(part, key):,.15g}" for part in parts if hasattr(part, key)), "")
-    for key, words in (("gt", "above"), ("ge", "from"), ("le", "to"), ("lt", "and below"))
+  names = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+  most = "and up to" if any(hasattr(each, "gt") for each in metadata) else "to"
+  words = {"gt": "above", "ge": "from", "le": most, "lt": "and below"}
+  bounds = [(f"{words[k]} ", getattr(each, k, None)) for k in words for each in metadata]
+  return names.get(annotation, "a value of its type") + "".join(
+    f" {word}{bound:,.15g}" for word, bound in bounds if bound is not None
   )
-  return f"{above} and up{most}" if above and most else f"{above}{least}{most}{below}"

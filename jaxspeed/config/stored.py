@@ -19,40 +19,15 @@ from jaxspeed.files import dump_json, read_json, to_json, write_atomically
 FORMAT = 2
 # The largest number of differences listed in a message.
 _LISTED = 5
+# Fields that are gone since 2026-11-27, with the value that holds now.
+_GONE = {"data.on_error": "skip", "eval.multiple": 8, "command_buffers": False, "compile_cache": ""}
 # Fields that cannot change a run's result: where it reads and writes, and how it is watched.
 PLACES = tuple(name for name, field in fields.SHARED.items() if Mark.PLACE in field.metadata)
 
 
 def to_dict(config: ConfigDict) -> dict[str, Any]:
-  """A config as JSON stores it: nested dicts, with tuples as lists.
-
-  compile_cache is empty: a run's folder from somebody else could name programs to execute. `given`
-  is left out where it is empty, as in every run of a command.
-  """
-  values = to_json(checks.to_plain(config))
-  if "compile_cache" in values:
-    values["compile_cache"] = ""
-  if not given_in(values):
-    values.pop("given", None)
-  return values
-
-
-def given_in(config: Mapping[str, Any]) -> dict[str, str]:
-  """What `jaxspeed.fit` was given in place of fields of a config: argument and description."""
-  return {name: str(value) for name, value in dict(config.get("given") or {}).items() if value}
-
-
-def refusal(before: Mapping[str, str], now: Mapping[str, str], folder: object) -> str:
-  """A sentence if a run in a folder was given other objects (`given_in`) than now; '' if not."""
-  for name in {**before, **now}:
-    if (was := before.get(name)) != (found := now.get(name)):
-      held = f"jaxspeed.fit(..., {name}=...) with {was}" if was else f"no {name}= of jaxspeed.fit"
-      remedy = f"pass the same {name}= to jaxspeed.fit" if was else f"leave {name}= out"
-      return (
-        f"{folder} holds a run of {held}{f', not of {found}' * bool(found)}: {remedy} to resume "
-        "it, or choose another workdir."
-      )
-  return ""
+  """A config as JSON stores it: nested dicts, with tuples as lists."""
+  return to_json(checks.to_plain(config))
 
 
 def save(config: ConfigDict, path: pathlib.Path, *, sync: bool = True) -> None:
@@ -71,8 +46,7 @@ def load(path: pathlib.Path) -> ConfigDict:
     UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
   """
   restore = "restore the file that jaxspeed.train wrote, or train again in another --workdir"
-  loaded = read_json(path, dict[str, Any], restore)
-  if loaded is None:
+  if (loaded := read_json(path, dict[str, Any], restore)) is None:
     raise UserError(
       f"{path} is missing: name the folder of a run, the --workdir of a jaxspeed.train."
     )
@@ -81,23 +55,19 @@ def load(path: pathlib.Path) -> ConfigDict:
       f"{path} is of format {shown(found)}, and this version of jaxspeed reads {FORMAT}: use the "
       f"version that trained the run, {restore}."
     )
-  for name, field in fields.SHARED.items():
+  for name in (*fields.SHARED, *_GONE):
     group, _, last = name.rpartition(".")
-    held = loaded.get(group) if group else loaded
-    for old in field.also if isinstance(held, dict) else ():
+    if not isinstance(held := loaded.get(group) if group else loaded, dict):
+      continue
+    if name in _GONE and held.get(last) == _GONE[name]:
+      del held[last]
+    for old in fields.SHARED[name].also if name in fields.SHARED else ():
       if old in held and last not in held:
         held[last] = held.pop(old)
-  if isinstance(data := loaded.get("data"), dict):
-    data.pop("on_error", None)  # gone since 2026-11-27: max_broken=0 ends a run as "raise" did
-  config = checks.checked(loaded | {"compile_cache": ""}, source=str(path))
-  there = {"compile_cache", *dict(leaves(loaded))}
-  defaults = [
-    f"config.{name}={value!r}"
-    for name, value in leaves(config)
-    if name not in there and not name.startswith("given.")
-  ]
-  if defaults:
-    _warn(f"{path} is of an earlier version: the defaults hold for {listed(defaults)}.")
+  config, there = checks.checked(loaded, source=str(path)), dict(leaves(loaded))
+  added = {name: value for name, value in leaves(config) if name not in there}
+  if rows := [f"config.{n}={v!r}" for n, v in added.items() if not n.startswith("given.")]:
+    _warn(f"{path} is of an earlier version: the defaults hold for {listed(rows)}.")
   return config
 
 

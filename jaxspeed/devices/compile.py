@@ -56,14 +56,13 @@ class Program:
     return self.call.as_text() or ""
 
 
-def use_cache(folder: str = "") -> pathlib.Path | None:
+def use_cache() -> pathlib.Path | None:
   """Turns on the cache of programs; returns its folder, or None with a warning if not writable.
 
-  Args:
-    folder: the cache's folder, from the command line only, since compiled programs are code; '':
-      JAXSPEED_COMPILE_CACHE, or ~/.cache/jaxspeed/programs.
+  The environment names it, no config does: compiled programs are code, and a run may be a
+  stranger's.
   """
-  path = program_folder(folder)
+  path = program_folder()
   try:
     path = path.expanduser()
     path.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,6 @@ def has_tpu(bus: pathlib.Path = pathlib.Path("/sys/bus/pci/devices")) -> bool:
   return any(" ".join(file.read_text().strip() for file in pair) in _TPUS for pair in files)
 
 
-def program_folder(folder: str = "", environment: Mapping[str, str] = os.environ) -> pathlib.Path:
-  """The folder of the cache of programs: `folder`, JAXSPEED_COMPILE_CACHE, or the default one."""
-  return pathlib.Path(folder or environment.get("JAXSPEED_COMPILE_CACHE") or DEFAULT_CACHE)
+def program_folder(environment: Mapping[str, str] = os.environ) -> pathlib.Path:
+  """The folder of the cache of programs: JAXSPEED_COMPILE_CACHE, or the default one."""
+  return pathlib.Path(environment.get("JAXSPEED_COMPILE_CACHE") or DEFAULT_CACHE)

@@ -7,27 +7,12 @@ from typing import Any
 import jax
 
 _CPU_LIBRARIES = "xla_cpu_experimental_ynn_fusion_type"
-# XLA's default kinds, then convolutions and loops. A compiler option takes the names of all kinds;
-# only XLA_FLAGS knows +NAME.
-_KINDS = (
-  "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,DYNAMIC_SLICE_FUSION,CONVOLUTION,WHILE"
-)
 
 # Of fusions; they compile faster, and jaxlib has them before 0.11.
 _EARLIER_EMITTERS = {"xla_cpu_use_fusion_emitters": False}
 
 # GPUs on which `conv_fusion` was measured to be faster (gpu_day's part fusion_resnet50): none yet.
 _FASTER_FUSED: tuple[str, ...] = ()
-
-
-def command_buffers(platform: str) -> dict[str, Any]:
-  """The options that put convolutions and loops into command buffers, too.
-
-  A loop whose number of iterations is not known when it is compiled otherwise waits for the GPU in
-  each iteration. XLA leaves both out by default, because buffers were fragmented (openxla/xla
-  34572).
-  """
-  return {"xla_gpu_enable_command_buffer": _KINDS} if platform == "gpu" else {}
 
 
 def conv_fusion(platform: str) -> dict[str, Any]:

@@ -12,13 +12,10 @@ your own (--import), safetensors the weights alone of a ResNet or ViT, for torch
 An existing file is replaced. Standard output has one line of JSON: the file and its metadata.
 """
 
-import pathlib
-
 from absl import flags
 
 from jaxspeed.config import flags as command_line
 from jaxspeed.config import output
-from jaxspeed.errors import UserError
 from jaxspeed.export.formats.choices import FORMATS, INPUT_DTYPES
 from jaxspeed.files import dump_json, expanded
 
@@ -43,10 +40,8 @@ def main() -> None:
     from jaxspeed.run import restore
     from jaxspeed.run.export import check_place, write_network
 
-    named, left = command_line.take_run(workdir.value, arguments)
-    if named is None:
-      raise UserError("name the folder of a run, as in jaxspeed export runs/a --format=onnx.")
-    command_line.nothing_left(left)
+    folder, arguments = command_line.take_run(workdir.value, arguments)
+    command_line.nothing_left(arguments)
     wanted = command_line.required("format", file_format.value)
     path = expanded(command_line.required("out", out.value), "--out")
     if wanted != "onnx":
@@ -57,7 +52,6 @@ def main() -> None:
       )
     with exit_on_sigterm():
       check_place(path, wanted)
-      folder = pathlib.Path(named)
       config = restore.load_config(folder)
       with restore.run_weights(folder, restore.for_images(config), step.value) as weights:
         names = stored_class_names(folder, config.data.classes)

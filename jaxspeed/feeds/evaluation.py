@@ -34,6 +34,8 @@ _EVALUATED_AHEAD = 2
 # of an equal share of a small set. Accuracies depend on the shapes, which must depend neither on
 # devices nor on `eval.batch_size`.
 _SHAPES_FILL = 2048
+# Pixels of which the sides of rectangles are multiples.
+_SIDES = 8
 # The side in pixels of an image that is only looked at.
 _SHOWN_SIDE = 64
 
@@ -110,7 +112,7 @@ def make_evaluation(split: Table, spec: TrainSpec, phase: Phase) -> Evaluation:
       split.height,
       short_side=size,
       limit=limits.shapes,
-      multiple=limits.multiple,
+      multiple=_SIDES,
       batch=max(1, min(_SHAPES_FILL, len(split.width) // limits.shapes)),
       resize=phase.eval_resize,
     )

@@ -14,7 +14,6 @@ from jaxspeed.config import checks
 from jaxspeed.config.registry import AnyModel
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import INTERRUPTED, UserError
-from jaxspeed.files import expanded
 from jaxspeed.library.arrays import Arrays, opened
 from jaxspeed.library.calling import library_call, only_fit
 from jaxspeed.library.loaded import Run, load
@@ -23,6 +22,7 @@ from jaxspeed.models.own import check_module, describe_model
 from jaxspeed.optim.own import check_transformation
 from jaxspeed.records.console import Screen, silent_console
 from jaxspeed.records.loggers import Logger, check_loggers
+from jaxspeed.run.folder import run_folder
 from jaxspeed.run.profile import Steps
 from jaxspeed.run.run import Hooks, OnEpoch, Parts
 from jaxspeed.run.session import train
@@ -89,8 +89,8 @@ def fit(
         f"config is of type {type(config).__name__}: pass the result of jaxspeed.recipe(NAME)."
       )
     call, changed = call_of(config), set(changed_in(config))
-    config = config.copy_and_resolve_references()
-    folder = _folder(workdir, config)
+    config = checks.checked(config)
+    folder = run_folder(workdir, config)
     parts = _parts(model, optimizer, schedule, data, config.data.hold_out)
     if data is not None and parts.data is None:
       config.data.path = _path(data)
@@ -113,15 +113,6 @@ def fit(
     except Stopped as stopped:
       return _what_is_there(folder, model, stopped)
     return load(folder, model=model)
-
-
-def _folder(workdir: str | os.PathLike[str] | None, config: ConfigDict) -> str:
-  if workdir is None and not config.name:
-    raise UserError("config.name is empty: set it for the folder runs/NAME, or pass workdir=.")
-  folder = f"runs/{config.name.replace('/', '-')}" if workdir is None else workdir
-  if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-    raise UserError(f"workdir={folder!r}: it must be the path of a folder.")
-  return str(expanded(folder, "workdir"))
 
 
 def _path(data: Any) -> str:

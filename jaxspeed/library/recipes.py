@@ -6,14 +6,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxspeed.config.checks import with_overrides
-from jaxspeed.config.fields import Fields
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.schema import shown
 from jaxspeed.library.calling import library_call
 from jaxspeed.models import make  # noqa: F401  registers the families of models
 
 
-class Recipe(Fields):
+class Recipe(ConfigDict):
   """A config that knows the call that made it."""
 
   def remember(self, call: str, changed: tuple[str, ...]) -> "Recipe":
@@ -59,9 +58,9 @@ def recipe(name: str, /, **changes: Any) -> ConfigDict:
       name = str(name)
     loaded = load_recipe(name)
     given = dict(_flat(changes, loaded))
-    config = Recipe(with_overrides(loaded, given).to_dict())
+    config = Recipe(with_overrides(loaded, given).to_dict(), type_safe=False)
     words = [repr(name), *(f"{key}={shown(value)}" for key, value in changes.items())]
-    return config.remember(f"jaxspeed.recipe({', '.join(words)})", tuple(given)).lock()
+    return config.remember(f"jaxspeed.recipe({', '.join(words)})", tuple(given))
 
 
 def _flat(changes: Mapping[str, Any], config: ConfigDict) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,6 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from jaxspeed.config.registry import FAMILIES, AnyModel
-from jaxspeed.config.stored import given_in
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 
@@ -24,7 +23,7 @@ def make_model(config: ConfigDict) -> nn.Module:
   Raises:
     UserError: the run was given its model by `jaxspeed.fit`.
   """
-  if given := given_in(config).get("model"):
+  if given := config.given.model:
     raise UserError(
       f"the run was trained with a model from Python, {given}: pass the same one, as in "
       "jaxspeed.load(WORKDIR, model=...)."

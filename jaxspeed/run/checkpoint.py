@@ -30,7 +30,7 @@ from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
-from jaxspeed.files import dump_json, parse_json, read_bytes, sync, write_atomically
+from jaxspeed.files import dump_json, parse_json, read_bytes, write_atomically
 
 FOLDER = "checkpoints"  # in the run's folder
 MANIFEST = "manifest.json"
@@ -114,7 +114,8 @@ def save(
       checkpointer.save(new, arrays)
     for file in new.rglob("*"):
       if file.is_file():
-        sync(file)
+        with file.open("rb") as written:
+          os.fsync(written.fileno())
     manifest: dict[str, Any] = dict(step=step, clock=clock, images=images)
     manifest["arrays"] = {name: _checksum(array) for name, array in _named(arrays).items()}
     content = dump_json(manifest | {"crc32": _crc_of(manifest)}, indent=1)

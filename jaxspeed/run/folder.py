@@ -8,13 +8,16 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from jaxspeed.cluster import folder_lock
 from jaxspeed.cluster.folder_lock import FolderLock
 from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError, mend
-from jaxspeed.files import TEMPORARY
+from jaxspeed.files import TEMPORARY, expanded
 from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.run.profile import FOLDER as PROFILE
 
@@ -37,6 +40,15 @@ _EARLY = (CONFIG, "classes.json", *_LOCKS)
 _TRACES = (*_LOCKS, "launch", "lost+found")
 _RUN = re.compile("run_[0-9]+")  # the folder of one of several seeds
 _SHOWN = 3  # foreign files named in a message
+
+
+def run_folder(workdir: Any, config: ConfigDict) -> str:
+  """The folder that is named for a run, None: runs/NAME; a UserError if it is no path."""
+  if workdir is None and config.name:
+    return f"runs/{config.name.replace('/', '-')}"
+  if not isinstance(workdir, str | os.PathLike) or not os.fspath(workdir):
+    raise UserError(f"--workdir={workdir!r}: name a folder, or set --config.name for runs/NAME.")
+  return str(expanded(workdir, "--workdir"))
 
 
 def clear(path: pathlib.Path) -> None:

@@ -157,8 +157,7 @@ def open_run(
   Raises:
     UserError: the folder holds no whole checkpoint, or not the one that is asked for.
   """
-  # The field is empty unless the command line of `evaluate` sets it (`stored.NOT_STORED`).
-  use_cache(config.compile_cache)
+  use_cache()
   spec = make_train_spec(config, stored_plan(config), mesh_lib.make_mesh(), model=model)
   if step == "best":
     step = best_step(folder, config)
@@ -205,7 +204,15 @@ def with_file(config: ConfigDict) -> ConfigDict:
     UserError: as `hub.fetch` and `restore.open_run`.
   """
   config = config.copy_and_resolve_references()
-  config.pretrained.path = str(_file(config.pretrained.path, config.compile_cache))
+  if config.pretrained.path.startswith(hub.PREFIX):
+    file = hub.fetch(config.pretrained.path)
+  else:
+    file = expanded(config.pretrained.path, _PATH)
+    # Other packages' folders of weights have a config.json too, but no checkpoints.
+    checkpoints = file / FOLDER
+    if (file / "config.json").is_file() and checkpoints.is_dir():
+      file = _exported(file, checkpoints.stat().st_mtime_ns)
+  config.pretrained.path = str(file)
   return config
 
 
@@ -216,7 +223,7 @@ def pretrained_weights(config: ConfigDict) -> Iterator[Weights]:
   Raises:
     UserError: as `evaluate_pretrained`.
   """
-  use_cache(config.compile_cache)
+  use_cache()
   with precision.wide_enough(config.precision):
     spec = make_train_spec(config, stored_plan(config), mesh_lib.make_mesh())
     shapes = shapes_of(spec.model, spec.plan.phases[-1].image_size)
@@ -255,26 +262,14 @@ def require_same_classes(config: ConfigDict, names: Sequence[str]) -> None:
     output.note(note)
 
 
-def _file(path: str, compile_cache: str) -> pathlib.Path:
-  if path.startswith(hub.PREFIX):
-    return hub.fetch(path)
-  place = expanded(path, _PATH)
-  # Other packages' folders of weights have a config.json too, but no checkpoints.
-  checkpoints = place / FOLDER
-  if not ((place / "config.json").is_file() and checkpoints.is_dir()):
-    return place
-  return _exported(place, compile_cache, checkpoints.stat().st_mtime_ns)
-
-
 @functools.cache
-def _exported(folder: pathlib.Path, compile_cache: str, saved_at: int) -> pathlib.Path:
+def _exported(folder: pathlib.Path, saved_at: int) -> pathlib.Path:
   """A file of the weights that a run is evaluated with; it is gone with this process.
 
-  `compile_cache` is the caller's, which stays in force. Another file is made for weights that are
-  `saved_at` another time: a run may go on while a notebook is open.
+  Another file is made for weights that are `saved_at` another time: a run may go on while a
+  notebook is open.
   """
   config = load_config(folder)
-  config.compile_cache = compile_cache
   if config.model.name not in LAYOUTS:
     raise UserError(
       f"{_PATH}={folder} is a run with model.name={config.model.name}: only a ResNet's or a ViT's "

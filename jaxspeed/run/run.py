@@ -9,7 +9,6 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxspeed.config.registry import AnyModel
-from jaxspeed.config.run_fields import Given
 from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.models.own import describe_model
 from jaxspeed.planning.own_schedule import describe_rates
@@ -59,20 +58,17 @@ class Parts:
   def recorded(self, config: ConfigDict) -> ConfigDict:
     """A copy of a config that says what the run is given, but for the schedule."""
     config = config.copy_and_resolve_references()
-    words: dict[str, Any] = {}
     if self.model is not None:
-      words["model"] = describe_model(self.model)
+      config.given.model = describe_model(self.model)
       config.model = {"name": type(self.model).__name__}
     if self.optimizer is not None:
-      words["optimizer"] = "a gradient transformation"
+      config.given.optimizer = "a gradient transformation"
     if self.data is not None:
-      words["data"] = self.data.source
+      config.given.data = self.data.source
       # What the config expects is checked before the data are.
       config.data.train_images, config.data.eval_images = self.data.counts
     if self.schedule is not None:
-      words["schedule"] = "a schedule"  # `with_schedule` describes it
-    with config.unlocked():
-      config.given = Given().model_dump() | words
+      config.given.schedule = "a schedule"  # `with_schedule` describes it
     return config
 
   def with_schedule(self, config: ConfigDict, total_steps: int) -> ConfigDict:

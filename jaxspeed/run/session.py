@@ -84,7 +84,7 @@ def train(
       taken = folder_lib.taken(workdir, superseded=end)
       lock = stack.enter_context(taken) if processes.is_primary() else None
     stack.enter_context(cache_settings_kept())
-    use_cache(config.compile_cache)
+    use_cache()
     incarnation = processes.gather(lock.incarnation if lock else 0)[0]
     config, data, notes = set_up(
       config, folder, incarnation, clock=clock, console=screen.console, given=given, parts=parts

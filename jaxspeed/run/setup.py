@@ -18,7 +18,6 @@ from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.config import checks
 from jaxspeed.config import stored as stored_lib
-from jaxspeed.config.stored import given_in, refusal
 from jaxspeed.data.balance import uneven_line
 from jaxspeed.data.disk.images import missing_tensorflow
 from jaxspeed.data.formats.class_names import check_class_names
@@ -149,7 +148,7 @@ def open_data(
   Raises:
     UserError: as `feed_of`, and as the feed's `open_data`.
   """
-  if given is None and (arrays := given_in(config).get("data")) and not config.data.path:
+  if given is None and (arrays := config.given.data) and not config.data.path:
     raise UserError(
       f"the run was trained on {arrays} from Python, which its folder does not hold: name a data "
       "set with --config.data.path, or call run.evaluate(images, labels) in Python."
@@ -236,8 +235,6 @@ def pin_config(folder: pathlib.Path, config: ConfigDict) -> None:
   path = folder / "config.json"
   if path.exists():
     loaded = stored_lib.load(path)
-    if sentence := refusal(given_in(loaded), given_in(config), folder):
-      raise UserError(sentence)
     before, now = (ConfigDict(stored_lib.to_dict(each)) for each in (loaded, config))
     if not (rows := stored_lib.differences(before, now)):
       return

@@ -64,10 +64,9 @@ class TrainSpec:
     """
     pairs = (option.split("=", 1) for option in self.config.compiler_options)
     named = {name: _BOOLEANS.get(value.lower(), value) for name, value in pairs}
-    buffers = options.command_buffers(platform) if self.config.command_buffers else {}
     exchange = allreduce.compiler_options(platform, self.devices)
     fusion = options.conv_fusion(platform) if getattr(self.model, "conv_fusion", False) else {}
-    return exchange | buffers | fusion | self.common_options(platform) | named
+    return exchange | fusion | self.common_options(platform) | named
 
   def common_options(self, platform: str) -> dict[str, Any]:
     """Return XLA's options for all programs of a run, those that do not train among them."""

@@ -43,7 +43,7 @@ def six(name: str, root: pathlib.Path, data: pathlib.Path) -> Run:
   for seed, job in enumerate(NAMES):
     # Long enough to be disturbed, and with three checkpoints a second.
     overrides = {"seed": seed, "epochs": 40.0, "model.width": 4, "heartbeat_seconds": 100}
-    overrides |= {"checkpoint.every_seconds": 0.3, "compile_cache": str(root / "programs")}
+    overrides |= {"checkpoint.every_seconds": 0.3}
     if job == "no-data":
       overrides |= {"data.path": str(data)}
     executor = two if job in ("two-nodes", "pushed-out") else one

@@ -30,17 +30,10 @@ def slurm() -> Iterator[Slurm]:
     yield cluster
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory) -> pathlib.Path:
-  return tmp_path_factory.mktemp("programs")
-
-
 class Run:
   """The quickstart at width 4 on both nodes, with three checkpoints a second."""
 
-  def __init__(
-    self, slurm: Slurm, programs: pathlib.Path, folder: pathlib.Path, *options: str
-  ) -> None:
+  def __init__(self, slurm: Slurm, folder: pathlib.Path, *options: str) -> None:
     self.workdir = folder / "run"
     self.job = slurm.submit(
       "--config=configs/quickstart.py",
@@ -49,7 +42,6 @@ class Run:
       f"--config.epochs={EPOCHS}",
       "--config.checkpoint.every_seconds=0.3",
       "--config.heartbeat_seconds=100",
-      f"--config.compile_cache={programs}",
       log=folder / "log",
       options=options,
     )
@@ -93,8 +85,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(slurm, programs, tmp_path_factory) -> list[dict]:
-  run = Run(slurm, programs, tmp_path_factory.mktemp("undisturbed"))
+def undisturbed(slurm, tmp_path_factory) -> list[dict]:
+  run = Run(slurm, tmp_path_factory.mktemp("undisturbed"))
   rows = run.rows()
   assert run.job.field("Restarts") == "0"
   assert [row["step"] for row in rows] == list(range(15, STEPS + 1, 15))
@@ -129,9 +121,9 @@ def signalled(pid: int) -> bool:
 
 
 def test_interrupted_in_four_ways_a_run_ends_as_the_one_that_was_not(
-  slurm, programs, tmp_path, undisturbed, record_property
+  slurm, tmp_path, undisturbed, record_property
 ):
-  run = Run(slurm, programs, tmp_path)
+  run = Run(slurm, tmp_path)
   job = f"JobId={run.job.number}"
 
   run.wait_for_a_checkpoint()
@@ -156,19 +148,19 @@ def test_interrupted_in_four_ways_a_run_ends_as_the_one_that_was_not(
   record_property("printed", run.job.printed)
 
 
-def test_a_cancelled_job_saves_and_stays_cancelled(slurm, programs, tmp_path):
-  run = Run(slurm, programs, tmp_path)
+def test_a_cancelled_job_saves_and_stays_cancelled(slurm, tmp_path):
+  run = Run(slurm, tmp_path)
   run.wait_for_a_checkpoint()
   slurm.run("scancel", run.job.number)
   assert run.wait_for_end() == "CANCELLED" and run.job.field("Restarts") == "0"
   assert 0 < run.saved() < STEPS and "requeued" not in run.job.printed
 
 
-def test_a_mistake_of_one_process_is_not_tried_again(slurm, programs, tmp_path):
+def test_a_mistake_of_one_process_is_not_tried_again(slurm, tmp_path):
   # The folder is another run's: process 0 alone sees that, and the others are ended for it.
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "config.json").write_text('{"name": "another"}')
-  run = Run(slurm, programs, tmp_path)
+  run = Run(slurm, tmp_path)
   assert run.wait_for_end() == "FAILED"
   assert run.job.field("ExitCode") == f"{MISTAKE}:0" and run.job.field("Restarts") == "0"
   assert (

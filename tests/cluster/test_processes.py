@@ -97,7 +97,6 @@ def few_steps(caches, tmp, feed, processes):
   flags = [
     QUICKSTART,
     f"--workdir={tmp}/{feed}-{processes}",
-    f"--config.compile_cache={caches}/programs",
     "--config.batch_size=32",
     "--config.model.width=4",
     f"--config.accumulate={4 // processes}",

@@ -6,6 +6,7 @@ from recipes import RECIPES, STREAMED, get_config
 
 from jaxspeed.config import checks, fields, stored
 from jaxspeed.config.checks import parse_value
+from jaxspeed.config.schema import When
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the families of models
 from jaxspeed.planning.make import make_plan
@@ -23,9 +24,9 @@ def test_every_condition_reads_fields_that_there_are():
     def __missing__(self, name):
       read.add(name)
 
-  values = Values(stored.leaves(get_config("imagenet18", "1")))
+  values = Values(stored.leaves(get_config("imagenet18", "1")), command="train")
   for field in fields.SHARED.values():
-    for condition in field.conditions:
+    for condition in field.facts(When):
       condition.works(values)
   assert read == {"model.whiten"}
 

@@ -21,8 +21,8 @@ QUICKSTART = (ROOT / "configs" / "quickstart.py").read_text()
 #   written   the content of a config.json
 #   others    a command; --config.FIELD belongs to `plan quickstart`
 MISTAKES = r"""
-recipe config.optimizer.wheight_decay = 0.1 => c.py, line 38: the config has no field wheight_decay: did you mean optimizer.weight_decay?
-recipe config.data.update(clases=10) => c.py, line 38: the config has no field clases: did you mean data.classes?
+recipe config.optimizer.wheight_decay = 0.1 => c.py: the config has no field optimizer.wheight_decay: did you mean optimizer.weight_decay?
+recipe config.data.update(clases=10) => c.py: the config has no field data.clases: did you mean data.classes?
 recipe config.optimiser.momentum = 0.9 => line 38: AttributeError: '\'optimiser\'\nDid you mean "optimizer" instead
 recipe 1 / 0 => c.py, line 38: ZeroDivisionError: division by zero.
 recipe raise Exception('a\n\nline\x1b[2J') => line 38: Exception: a line\x1b[2J.
@@ -30,7 +30,7 @@ recipe raise ValueError('x' * 10_000) => line 38: ValueError: xxx
 recipe import not_there_module => line 38: ModuleNotFoundError: No module named 'not_there_module'.
 recipe import sys; sys.exit(0) => line 38: SystemExit: 0.
 recipe return get_config() => RecursionError: maximum recursion depth
-recipe config.epochs = '3' => line 38: TypeError: Could not override field 'epochs'
+recipe config.epochs = '3' => c.py: config.epochs='3': it must be a number above 0 and up to 100,000.
 recipe config.model = dict(name='resnet9', widht=8) => c.py: the config has no field model.widht: did you mean model.width?
 recipe config.model = dict(width=8) => c.py: there is no config.model.name: it has no default, so the recipe sets it.
 recipe config.model.name = 'vgg' => config.model.name='vgg': choose one of
@@ -41,7 +41,7 @@ recipe config.seed = None => config.seed=None: it must be a whole number from 0 
 recipe config.batch_size = True => config.batch_size=True: it must be a whole
 recipe config.epochs = float('inf') => config.epochs=inf: it must be a number above 0 and up to 100,000.
 recipe config.seed = 10**5000 => config.seed=a int: it must be a whole number from 0 to
-recipe config.unlock(); config.optimizer.lr = 0.1 => c.py: the config has no field optimizer.lr: did you mean schedule.peak?
+recipe config.optimizer.lr = 0.1 => c.py: the config has no field optimizer.lr: did you mean schedule.peak?
 recipe config.data.path = 'a\0b' => config.data.path='a\x00b': it must be text of one line without control characters
 recipe return {} => c.py: get_config() returned dict: it must return
 recipe from ml_collections import ConfigDict; return ConfigDict() => c.py: there is no config.model: it has no default
@@ -86,8 +86,8 @@ import from jaxspeed.config import registry; registry.optimizer('sgd')(print) =>
 --config.optimizer.lars_clip=((1,2),(3,)) => it must be the least and the most trust ratio
 --config.average.every=9223372036854775808 => it must be a whole number from 1 to 1,000,000.
 --config.eval.resize=1e30 => config.eval.resize=1e+30: it must be a number from 1 to 10.
---config.watchdog_seconds=0.001 => =0.001: it must be a number of seconds, 0 or at least 5.
---config.records.loggers=wandb,trackio => each at most once, as "('wandb', 'trackio')".
+--config.watchdog_seconds=-1 => =-1: it must be a number from 0 to 1,000,000.
+--config.records.loggers=wandb,trackio => it must be a tuple, as (1, 2), each one of tensorboard, wandb, trackio.
 --config.phases.image_size=(1,b) => it must be a tuple, as (1, 2), each a whole number from 1 to 8,192.
 --config.compiler_options=('x',) => each NAME=VALUE, an option of XLA
 --config.data.path=/nowhere => config.data.path: /nowhere does not exist; it names a folder
@@ -106,8 +106,8 @@ plan --config=quickstart cifar10 => 'cifar10' is not a flag
 plan => name the recipe to plan, as in: jaxspeed plan quickstart.
 plan configs => configs: there is no such recipe or file: choose one of cifar10,
 plan quikstart => quikstart: there is no such recipe or file: did you mean quickstart?
-plan quickstart:x => quickstart has no variants: leave out the colon.
-plan cifar10_resnet9:roof => there is no variant 'roof': write cifar10_resnet9:VARIANT with one of baseline,
+plan quickstart:x => there is no variant 'x' of quickstart: leave out the colon.
+plan cifar10_resnet9:roof => there is no variant 'roof' of cifar10_resnet9: choose one of baseline,
 predict run a.png --config.data.mean=() => --config.data.mean changes a recipe: name it with --config=NAME.
 plan imagenet_lars:4096 --config.data.path=/nowhere => /nowhere does not exist; it names a folder with
 plan imagenet_lars:4096 --config.data.image_size=8192 => config.batch_size=4096 images of 8192 pixels a side take 825 GB per device
@@ -116,7 +116,7 @@ plan imagenette --config.data.image_size=64 => has no effect: each phase has its
 train => name the recipe to train, as in: jaxspeed train quickstart.
 train quickstart --config.batch_size=5000 => config.batch_size=5000 is larger than the training set
 train quickstart --workdir=run/config.json => run/config.json cannot be created
-train quickstart --config.name= => config.name is empty: set --config.name for the folder runs/NAME, or --workdir.
+train quickstart --config.name= => --workdir=None: name a folder, or set --config.name for runs/NAME.
 scaling imagenet18 => 'imagenet18' is not a flag
 scaling --config=imagenet_lars:4096 --devices=eight => --devices=eight: give numbers from 1 to 1,000,000
 scaling --config=imagenet_lars:4096 --step-ms=inf => flag --step-ms=inf: inf is not a number in the range [0.001, 1000000000.0]
@@ -132,13 +132,16 @@ evaluate run --config.model.width=32 => --config.model.width: the weights in run
 evaluate run --config.eval.mode=center,mirror => config.eval.mode='mirror': choose one of center, flip
 evaluate run --config.eval.batch_size=0 => config.eval.batch_size=0: it must be a whole number from 1
 evaluate run --config.schedule.peak=1 => config.schedule.peak has no effect: evaluate does not use it
-evaluate run --config=quickstart => --config names a recipe and run a run: leave out one of them.
+evaluate run --config=quickstart => 'run' is not a flag; see --help for the flags.
+evaluate --workdir=run --config=quickstart => --workdir=run has no effect beside --config.
+predict --workdir=run --config=quickstart a.png => --workdir=run has no effect beside --config.
+evaluate run --step=abc => flag --step=abc: it must be the number of a step, or best; see --help
+train quickstart --workdir= => --workdir='': name a folder, or set --config.name
 predict a.png => a.png is not a folder of a run: name the run first
 predict --workdir=nowhere => name one or more image files
-export --format=onnx --out=a.onnx => name the folder of a run
+export --format=onnx --out=a.onnx => --workdir is missing: name the folder of a run
 recipes --config=imagenet18 => --config is not a flag
-recipes imagenet18:4 => imagenet18:4 names a variant: write imagenet18
-recipes cifar10 cifar100 => 'cifar100' is one recipe too many
+recipes imagenet18:4 => imagenet18:4: there is no such recipe or file: did you mean imagenet18?
 stored format=1 => is of format 1, and this version of jaxspeed reads 2
 stored format=true => is of format True
 stored model=... => there is no config.model
@@ -146,7 +149,7 @@ stored model=[1] => config.model is a group of fields
 stored model={"name":[1]} => config.model.name=(1,): choose one of airbench
 stored model={"name":"resnet9","foo":1} => the config has no field model.foo
 stored epochs=null => config.epochs=None: it must be a number above 0
-stored epochs=NaN => cannot be used (NaN is no number of JSON): restore
+stored epochs=NaN => cannot be used (it is no JSON: NaN is no number): restore
 stored runs=true => config.runs=True: it must be a whole number from 1 to
 stored batch_size=100.0 => config.batch_size=100.0: it must be a whole number
 stored data=3 => config.data is a group of fields: set config.data.FIELD.
@@ -212,7 +215,7 @@ def test_a_mistake_is_one_sentence(line, module_folder):
 def test_a_stored_config_that_is_nested_too_deeply(tmp_path):
   (tmp_path / "config.json").write_text("[" * 100_000)
   for words in (["evaluate", str(tmp_path)], ["predict", f"--workdir={tmp_path}", "a.png"]):
-    assert "cannot be used (it is nested too deeply): restore" in mistake(*words)
+    assert "cannot be used (it is no JSON: maximum recursion depth" in mistake(*words)
 
 
 def test_fields_in_a_file_of_flags_count(tmp_path):

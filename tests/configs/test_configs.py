@@ -8,6 +8,7 @@ from toy import toy_spec
 
 from jaxspeed.config import checks, stored
 from jaxspeed.config import fields as fields_lib
+from jaxspeed.config.recipe import load_recipe
 from jaxspeed.data.batch import Batch
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
@@ -35,9 +36,9 @@ def test_without_a_variant_there_is_a_default_and_one_that_is_not_there_is_refus
   assert LADDER.get_config() == LADDER.get_config("flip_tta")
   assert AIRBENCH.get_config() == AIRBENCH.get_config("94_muon")
   for name in ("cifar10_resnet9", "imagenet18_lambda", "imagenet_ffcv", "imagenet_lars"):
-    module = recipe(name)
-    with pytest.raises(UserError, match=f"no variant 'roof'.* {[*module.PUBLISHED][-1]}"):
-      module.get_config("roof")
+    last = [*recipe(name).PUBLISHED][-1]
+    with pytest.raises(UserError, match=f"no variant 'roof' of {name}: choose .* {last}"):
+      load_recipe(f"{name}:roof")
 
 
 @pytest.mark.parametrize(

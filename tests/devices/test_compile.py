@@ -23,8 +23,9 @@ from jaxspeed.models.layers.conv import convolve
 
 
 @pytest.fixture
-def cache(tmp_path):
-  return use_cache(str(tmp_path / "programs"))
+def cache(tmp_path, monkeypatch):
+  monkeypatch.setenv("JAXSPEED_COMPILE_CACHE", str(tmp_path / "programs"))
+  return use_cache()
 
 
 def matmul(x, y):
@@ -34,7 +35,7 @@ def matmul(x, y):
 ABSTRACT = (jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32))
 
 
-def test_the_second_time_comes_from_the_cache(cache):
+def test_the_second_time_comes_from_the_cache(cache, monkeypatch):
   first = compile_program(matmul, ABSTRACT)
   assert not first.cached and any(cache.iterdir())
   jax.clear_caches()
@@ -42,15 +43,15 @@ def test_the_second_time_comes_from_the_cache(cache):
   assert second.cached
   x, y = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32)
   np.testing.assert_allclose(second.call(x, y), 32 * np.sin(16.0), rtol=rounding(32))
-  other = use_cache(f"{cache}_other")
+  monkeypatch.setenv("JAXSPEED_COMPILE_CACHE", f"{cache}_other")
+  other = use_cache()
   jax.clear_caches()
   assert not compile_program(matmul, ABSTRACT).cached and any(other.iterdir())
 
 
-def test_the_cache_comes_from_the_command_line_or_the_environment(tmp_path, monkeypatch, cache):
+def test_the_cache_comes_from_the_environment_or_is_in_the_home_folder(tmp_path, monkeypatch):
   monkeypatch.setenv("JAXSPEED_COMPILE_CACHE", str(tmp_path / "environment"))
-  assert use_cache() == use_cache("") == tmp_path / "environment"
-  assert use_cache(str(tmp_path / "flag")) == tmp_path / "flag"
+  assert use_cache() == tmp_path / "environment"
   monkeypatch.delenv("JAXSPEED_COMPILE_CACHE")
   monkeypatch.setenv("HOME", str(tmp_path))
   assert use_cache() == tmp_path / ".cache/jaxspeed/programs"
@@ -95,10 +96,11 @@ def test_a_compilation_inside_the_clock_is_told():
       BackgroundCompiler({"a": lambda: compile_program(jnp.cosh, ABSTRACT[:1])}).wait()
 
 
-def test_without_a_writable_cache_the_run_goes_on(tmp_path, caplog):
+def test_without_a_writable_cache_the_run_goes_on(tmp_path, caplog, monkeypatch):
   (tmp_path / "file").write_text("in the way")
   before = jax.config.jax_compilation_cache_dir
-  assert use_cache(str(tmp_path / "file" / "programs")) is None
+  monkeypatch.setenv("JAXSPEED_COMPILE_CACHE", str(tmp_path / "file" / "programs"))
+  assert use_cache() is None
   assert "programs cannot be written" in caplog.text
   assert jax.config.jax_compilation_cache_dir == before
 

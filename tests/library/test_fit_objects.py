@@ -30,7 +30,7 @@ def test_a_model_of_ones_own_trains_loads_and_is_asked_for(digits, tmp_path):
     lambda: jaxspeed.load(folder)
   )
   assert "model= is Net(width=9" in said(lambda: jaxspeed.load(folder, model=Net(width=9)))
-  assert f"with {described}: pass the same model= " in said(call)
+  assert f"(config.given.model: '{described}' -> ''; config.model." in said(call)
   assert f"a model from Python, {described}: pass" in mistake("evaluate", f"--workdir={folder}")
   assert "pass an instance, Net()" in said(lambda: call(model=Net))
   assert "must be a flax.linen.Module" in said(lambda: call(model=3))
@@ -150,7 +150,7 @@ def test_an_optimizer_and_a_schedule_of_optax_train_resume_and_load(digits, tmp_
   for name in given:
     less = {other: value for other, value in given.items() if other != name}
     sentence = said(lambda less=less: fit("b", less))
-    assert f"pass the same {name}= to jaxspeed.fit to resume it" in sentence
+    assert f"config.given.{name}: '" in sentence and "undo the changes to resume" in sentence
   assert bits(fit("b")) == bits(whole)
 
 

@@ -208,7 +208,7 @@ REFUSED = [
   ("cost_per_hour", "it must be a number from 0 to ", (-0.5, NAN)),
   ("label_smoothing", "it must be a number from 0 and below 1.", (-0.5, 1.0)),
   ("schedule.peak", "it must be a number above 0", (0.0, NAN, INF)),
-  ("optimizer.muon_coefficients", "it must be three numbers.", ((1.0, 2.0),)),
+  ("optimizer.muon_coefficients", "it must be a tuple of 3, each a number from ", ((1.0, 2.0),)),
   ("optimizer.lars_clip", CLIP, ((0.5,), (1.0, 0.5), (-0.1, 1.0), (0.0, NAN))),
   ("schedule.segments", SEGMENT, (((1, 5, 0.1, 0.2),), ((0, 0, 0.1, 0.2),))),
   ("schedule.segments", SEGMENT, (((0, 5, 0.1, 0.2), (0, 6, 0.2, 0.1)), ((0, 5, 0.1, NAN),))),

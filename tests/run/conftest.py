@@ -1,4 +1,4 @@
-"""A finished run on digits, and its compiled programs, for all tests of runs."""
+"""A finished run on digits, for all tests of runs."""
 
 import pytest
 from toy import digits
@@ -7,12 +7,9 @@ from jaxspeed.run.session import train
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-  return str(tmp_path_factory.mktemp("programs"))
-
-
-@pytest.fixture(scope="session")
-def finished(cache, tmp_path_factory):
+def finished(tmp_path_factory):
   """A finished run's folder and what `train` returned."""
   folder = tmp_path_factory.mktemp("runs") / "a"
-  return folder, train(digits(cache), str(folder))
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("JAXSPEED_COMPILE_CACHE", str(folder.with_name("programs")))  # it compiles all
+    return folder, train(digits(), str(folder))

@@ -34,12 +34,11 @@ class Killed(BaseException):
 
 
 @pytest.fixture(scope="module")
-def fit(digits, tmp_path_factory):  # noqa: F811
+def fit(digits):  # noqa: F811
   """Trains; evaluations say what `TOP1` has, and a loss of the same order."""
   made = epoch_report.evaluated_row
   fields = {"epochs": 5, "batch_size": 400, "checkpoint.keep_best": "top1", "checkpoint.keep": 1}
   fields |= {"checkpoint.every_seconds": 1e6}
-  fields["compile_cache"] = str(tmp_path_factory.mktemp("programs"))
 
   def row(evaluation, *rest):
     top1 = TOP1[evaluation.step // 3 - 1]

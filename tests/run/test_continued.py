@@ -31,7 +31,7 @@ def source(finished, tmp_path):
 
 
 def test_a_run_begins_with_the_bits_of_another_ones_weights_optimizer_and_averages(
-  source, cache, tmp_path, monkeypatch, capsys
+  source, tmp_path, monkeypatch, capsys
 ):
   begun = []
 
@@ -42,7 +42,7 @@ def test_a_run_begins_with_the_bits_of_another_ones_weights_optimizer_and_averag
 
   first_state = trainer.first_state
   monkeypatch.setattr(trainer, "first_state", spy)
-  longer = digits(cache, epochs=1.0, continue_from=str(source), seed=1)
+  longer = digits(epochs=1.0, continue_from=str(source), seed=1)
   train(longer, str(tmp_path / "b"))
   printed = " ".join(capsys.readouterr().out.split())
   assert f"the weights, optimizer and averages of {source}" in printed
@@ -60,11 +60,11 @@ def test_a_run_begins_with_the_bits_of_another_ones_weights_optimizer_and_averag
   assert len(begun) == 1
 
 
-def test_more_epochs_of_a_finished_run_are_refused_with_the_flags_that_train_them(finished, cache):
+def test_more_epochs_of_a_finished_run_are_refused_with_the_flags_that_train_them(finished):
   folder, _ = finished
   words = f"epochs: 2.0 -> 3.0.*add --config.continue_from={folder} and choose another --workdir"
   with pytest.raises(UserError, match=words):
-    train(digits(cache, epochs=3.0), str(folder))
+    train(digits(epochs=3.0), str(folder))
 
 
 OTHER_ARRAYS = "continue_from=.* cannot be continued .*: set the fields of the optimizer as it has"
@@ -81,8 +81,8 @@ OTHER_ARRAYS = "continue_from=.* cannot be continued .*: set the fields of the o
     ({"continue_from": "nowhere"}, "config.continue_from: nowhere/config.json is missing"),
   ],
 )
-def test_a_run_that_another_cannot_begin_with_is_refused(finished, cache, tmp_path, fields, words):
-  config = digits(cache, **{"continue_from": str(finished[0])} | fields)
+def test_a_run_that_another_cannot_begin_with_is_refused(finished, tmp_path, fields, words):
+  config = digits(**{"continue_from": str(finished[0])} | fields)
   with pytest.raises(UserError, match=words):
     train(config, str(tmp_path / "b"))
   assert not (tmp_path / "b").exists()
@@ -91,17 +91,17 @@ def test_a_run_that_another_cannot_begin_with_is_refused(finished, cache, tmp_pa
       planned(config, devices=8)
 
 
-def test_forms_of_the_layers_schedules_and_arrays_are_the_new_runs_own(source, cache):
+def test_forms_of_the_layers_schedules_and_arrays_are_the_new_runs_own(source):
   before = stored.load(source / "config.json")
   before.given.update(schedule="another", data="another")
   stored.save(before, source / "config.json")
-  config = digits(cache, continue_from=str(source), **{"model.layers": "plain"})
+  config = digits(continue_from=str(source), **{"model.layers": "plain"})
   fitted(checks.checked(config.to_dict()), ())
 
 
-def test_that_run_decides_the_sizes_of_the_model_and_no_weights_are_looked_for(finished, cache):
+def test_that_run_decides_the_sizes_of_the_model_and_no_weights_are_looked_for(finished):
   fields = {"model.width": 8, "pretrained.path": "gone.safetensors"}
-  config = digits(cache, continue_from=str(finished[0]), **fields)
+  config = digits(continue_from=str(finished[0]), **fields)
   config = checks.checked(config.to_dict())
   found = planned(config, devices=8)
   assert (found.config.model.width, found.config.pretrained.path) == (4, "")
@@ -110,7 +110,7 @@ def test_that_run_decides_the_sizes_of_the_model_and_no_weights_are_looked_for(f
     planned(config, devices=8, given={"model.width"})
 
 
-def test_other_classes_and_lost_checkpoints_are_told(source, cache, tmp_path):
+def test_other_classes_and_lost_checkpoints_are_told(source, tmp_path):
   checkpoints = (source / "checkpoints").rename(tmp_path / "lost")
   several = stored.load(source / "config.json")
   several.runs = 2
@@ -126,7 +126,7 @@ def test_other_classes_and_lost_checkpoints_are_told(source, cache, tmp_path):
   ):
     change()
     with pytest.raises(UserError, match=words):
-      train(digits(cache, continue_from=str(source)), str(tmp_path / "b"))
+      train(digits(continue_from=str(source)), str(tmp_path / "b"))
     if checkpoints.exists():
       checkpoints.rename(source / "checkpoints")
 

@@ -14,11 +14,10 @@ pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.float16]
 
 
-def toy_imagenet18(cache):
+def toy_imagenet18():
   """The recipe of one machine in 3 epochs of 5 steps, of a small net on noise."""
   config = load_recipe("imagenet18.py", "1")
   assert config.phases.copies == (160, 352, 0)
-  config.compile_cache = cache
   config.epochs = 3.0
   config.precision = "float16"
   config.model.update(depth=18, width=4)
@@ -32,7 +31,7 @@ def toy_imagenet18(cache):
 
 
 def test_all_phases_of_imagenet18_and_a_kill_in_a_later_one(tmp_path, monkeypatch):
-  config, whole = toy_imagenet18(str(tmp_path / "programs")), tmp_path / "whole"
+  config, whole = toy_imagenet18(), tmp_path / "whole"
   result = train(config, str(whole))
   rows = read_metrics(whole)
   # 72 images: 3 steps of 32, then 5 of 16 twice, the last ones short.

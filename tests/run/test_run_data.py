@@ -31,20 +31,20 @@ def write_arrays(folder, count=200, classes=3, size=12):
   return folder
 
 
-def test_a_run_goes_on_with_its_own_images_only(finished, cache, tmp_path, monkeypatch):
+def test_a_run_goes_on_with_its_own_images_only(finished, tmp_path, monkeypatch):
   folder = shutil.copytree(finished[0], tmp_path / "run")
   (folder / "result.json").unlink()  # as a kill after the last checkpoint
   *_, manifest = folder.glob("checkpoints/*/manifest.json")
   assert re.fullmatch("arrays [0-9a-f]{8}", json.loads(manifest.read_text())["images"])
   monkeypatch.setattr(Arrays, "fingerprint", "arrays 00000000")
   with pytest.raises(UserError, match="images of this run have changed since its checkpoint of"):
-    train(digits(cache), str(folder))
+    train(digits(), str(folder))
   monkeypatch.setattr(Arrays, "fingerprint", "shards 00000000")  # of another kind
-  assert train(digits(cache), str(folder))["top1"] == finished[1]["top1"]
+  assert train(digits(), str(folder))["top1"] == finished[1]["top1"]
 
 
-def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
-  config = digits(cache, tune_on="validation")
+def test_tuning_leaves_the_test_set_alone(tmp_path, capsys):
+  config = digits(tune_on="validation")
   planned = make_plan(config)
   folder = tmp_path / "tuned"
   result = train(config, str(folder))
@@ -74,13 +74,13 @@ def test_tuning_leaves_the_test_set_alone(cache, tmp_path, capsys):
   assert (planned.train_images, planned.eval_images) == (1350, 150)
   assert planned.total_steps == steps == 2 * (1348 // 160)
   with pytest.raises(UserError, match="config.tune_on: 'validation' -> 'test'"):
-    train(digits(cache), str(folder))
+    train(digits(), str(folder))
 
 
-def test_a_share_has_no_effect_on_data_with_evaluation_images(cache, tmp_path):
+def test_a_share_has_no_effect_on_data_with_evaluation_images(tmp_path):
   for split in ("train", "val"):
     write_arrays(tmp_path / split)
-  config = digits(cache, **{"data.path": str(tmp_path), "data.hold_out": 0.3})
+  config = digits(**{"data.path": str(tmp_path), "data.hold_out": 0.3})
   notes = open_data(config, follow=FOLLOWING).notes
   assert any("data.hold_out=0.3 has no effect: the data set has evaluation" in n for n in notes)
   config.tune_on = "validation"
@@ -89,23 +89,23 @@ def test_a_share_has_no_effect_on_data_with_evaluation_images(cache, tmp_path):
   assert tuned.counts == (140, 60)
 
 
-def test_the_hold_out_does_not_depend_on_the_seed(cache):
-  one, other = (open_data(digits(cache, tune_on="validation", seed=s)) for s in (0, 7))
+def test_the_hold_out_does_not_depend_on_the_seed():
+  one, other = (open_data(digits(tune_on="validation", seed=s)) for s in (0, 7))
   np.testing.assert_array_equal(one.eval_images, other.eval_images)
-  test = open_data(digits(cache))
+  test = open_data(digits())
   assert len(test.eval_labels) == 297
   shown = {image.tobytes() for image in (*one.train_images, *one.eval_images)}
   assert shown == {image.tobytes() for image in test.train_images}
   # All of them, for evaluate only.
-  everything = digits(cache, tune_on="validation", **{"data.hold_out": 1.0})
+  everything = digits(tune_on="validation", **{"data.hold_out": 1.0})
   assert open_data(everything).counts == (1500, 1500)
 
 
-def test_own_arrays_decide_their_size_and_classes(cache, tmp_path, capsys):
+def test_own_arrays_decide_their_size_and_classes(tmp_path, capsys):
   """The digits' recipe, with a path alone."""
   data = write_arrays(tmp_path / "mine")
   (data / "classes.txt").write_text("cat\ndog\nred fox\n")
-  config = digits(cache, epochs=1.0, **{"data.path": str(data)})
+  config = digits(epochs=1.0, **{"data.path": str(data)})
   result = train(config, str(tmp_path / "run"))
   printed = capsys.readouterr().out
   assert (
@@ -158,6 +158,6 @@ def test_a_run_is_not_evaluated_under_other_names_of_its_classes(finished, tmp_p
     ),
   ],
 )
-def test_data_that_cannot_be_trained_on_are_a_mistake(cache, tmp_path, fields, words):
+def test_data_that_cannot_be_trained_on_are_a_mistake(tmp_path, fields, words):
   with pytest.raises(UserError, match=words):
-    train(digits(cache, **fields), str(tmp_path / "a"))
+    train(digits(**fields), str(tmp_path / "a"))

@@ -43,10 +43,10 @@ def test_the_folder_of_a_run(finished):
   assert config["data"]["train_images"] == 1500 and len(config["data"]["mean"]) == 3
 
 
-def test_the_rows_of_the_epochs(finished, cache):
+def test_the_rows_of_the_epochs(finished):
   folder, result = finished
   rows = read_metrics(folder)
-  config = digits(cache)
+  config = digits()
   rates = make_plan(config, devices=8, train_images=1500, eval_images=297).table["learning_rate"]
   assert [row["learning_rate"] for row in rows] == [rates[8], rates[17]]
   steps = [(row["epoch"], row["step"], row["examples"]) for row in rows]
@@ -77,10 +77,10 @@ def test_the_rows_of_the_epochs(finished, cache):
 
 
 @pytest.mark.float16
-def test_what_the_rows_of_some_runs_have(cache, tmp_path, monkeypatch, capsys):
+def test_what_the_rows_of_some_runs_have(tmp_path, monkeypatch, capsys):
   # A scale that is halved some times before the first step is taken. A second costs a dollar.
   monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**26)
-  config = digits(cache, **{"precision": "float16", "cost_per_hour": 3600.0})
+  config = digits(**{"precision": "float16", "cost_per_hour": 3600.0})
   config.optimizer.momentum_segments = ((0, 1, 0.5, 0.75), (1, 2, 0.75, 0.25))
   result = train(config, str(tmp_path / "some"))
   rows = read_metrics(tmp_path / "some")
@@ -106,20 +106,20 @@ def test_what_the_rows_of_some_runs_have(cache, tmp_path, monkeypatch, capsys):
     (2.0, "all 18 steps of the run were skipped"),
   ],
 )
-def test_a_loss_scale_that_always_overflows_has_no_result(cache, tmp_path, epochs, words):
+def test_a_loss_scale_that_always_overflows_has_no_result(tmp_path, epochs, words):
   # No gradient times 10^38 is finite in float16.
-  config = digits(cache, precision="float16", loss_scale=1e38, epochs=epochs)
+  config = digits(precision="float16", loss_scale=1e38, epochs=epochs)
   with pytest.raises(UserError, match=words):
     train(config, str(tmp_path / "none"))
   assert not (tmp_path / "none" / "result.json").exists()
 
 
 def test_a_run_leaves_as_many_images_as_its_field_says_and_a_warm_up_changes_nothing(
-  finished, cache, tmp_path
+  finished, tmp_path
 ):
   found = Thumbnails.read(finished[0], 10)
   assert 24 < len(found.eval_index) <= 48 and len(found.train_image) == 24
-  train(digits(cache, warmup="on", **{"records.thumbnails": 1}), str(tmp_path))
+  train(digits(warmup="on", **{"records.thumbnails": 1}), str(tmp_path))
   found, predictions = Thumbnails.read(tmp_path, 10), Predictions.read(tmp_path, 10)
   assert found.eval_index[0] == predictions.index[predictions.loss.argmax()]
   assert len(found.eval_index) == len(found.eval_image) == 2
@@ -131,13 +131,13 @@ def losses(folder):
   return [(row["train_loss"], row["eval_loss"]) for row in read_metrics(folder)]
 
 
-def test_a_finished_run_is_told_and_not_trained_again(finished, cache, tmp_path, capsys):
+def test_a_finished_run_is_told_and_not_trained_again(finished, tmp_path, capsys):
   folder, result = finished
   before = (folder / "result.json").stat().st_mtime_ns
-  assert train(digits(cache), str(folder)) == result
+  assert train(digits(), str(folder)) == result
   assert "finished" in capsys.readouterr().out
   # Places may differ.
-  config = digits(cache, **{"data.cache": str(tmp_path), "cost_per_hour": 2.0})
+  config = digits(**{"data.cache": str(tmp_path), "cost_per_hour": 2.0})
   assert train(config, str(folder)) == result
   assert (folder / "result.json").stat().st_mtime_ns == before
 
@@ -158,14 +158,12 @@ def test_figures_by_class_are_those_of_the_images_predictions(finished):
   assert list(result["per_class"]) == list(map(str, range(10)))
 
 
-def test_a_run_that_ended_before_its_result_evaluates_its_last_weights_again(
-  finished, cache, tmp_path
-):
+def test_a_run_that_ended_before_its_result_evaluates_its_last_weights_again(finished, tmp_path):
   folder, result = finished
   copy = shutil.copytree(folder, tmp_path / "a")
   for name in ("result.json", "predictions.npz"):
     (copy / name).unlink()
-  again = train(digits(cache), str(copy))
+  again = train(digits(), str(copy))
   for name in ("top1", "macro_top1", "ece", "per_class", "confusion"):
     assert again[name] == result[name], name
   assert again["seconds"]["train"] == result["seconds"]["train"]
@@ -174,9 +172,9 @@ def test_a_run_that_ended_before_its_result_evaluates_its_last_weights_again(
 
 
 def test_several_runs_share_one_compilation_and_go_on_where_they_were_killed(
-  finished, cache, tmp_path, capsys
+  finished, tmp_path, capsys
 ):
-  config, folder = digits(cache, runs=3, target=0.15), tmp_path / "many"
+  config, folder = digits(runs=3, target=0.15), tmp_path / "many"
   result = train(config, str(folder))
   printed = capsys.readouterr().out.splitlines()
   rows = [json.loads((folder / f"run_{i:03d}/result.json").read_text()) for i in range(3)]
@@ -209,16 +207,16 @@ def test_several_runs_share_one_compilation_and_go_on_where_they_were_killed(
   assert json.loads((folder / "result.json").read_text()) == after == train(config, str(folder))
 
 
-def test_the_last_epoch_may_be_a_fraction_and_evaluations_rarer_than_epochs(cache, tmp_path):
-  train(digits(cache, epochs=2.5, **{"eval.every_epochs": 2}), str(tmp_path))
+def test_the_last_epoch_may_be_a_fraction_and_evaluations_rarer_than_epochs(tmp_path):
+  train(digits(epochs=2.5, **{"eval.every_epochs": 2}), str(tmp_path))
   rows = read_metrics(tmp_path)
   assert [row["step"] for row in rows] == [9, 18, 23]  # ceil(2.5 * 9)
   assert rows[-1]["epoch"] == pytest.approx(23 / 9)
   assert ["eval_top1" in row for row in rows] == [False, True, True]
 
 
-def test_it_stops_at_the_target_and_tells_the_time(cache, tmp_path):
-  result = train(digits(cache, epochs=4.0, target=0.05, stop_at_target=True), str(tmp_path))
+def test_it_stops_at_the_target_and_tells_the_time(tmp_path):
+  result = train(digits(epochs=4.0, target=0.05, stop_at_target=True), str(tmp_path))
   rows = read_metrics(tmp_path)
   assert len(rows) < 4 and rows[-1]["eval_top1"] >= 0.05
   assert result["seconds"]["to_target"] == rows[-1]["dawn_seconds"]
@@ -227,10 +225,10 @@ def test_it_stops_at_the_target_and_tells_the_time(cache, tmp_path):
   assert evaluate(tmp_path)[0]["top1"] == result["top1"]
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(cache, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path):
   # The rate explodes in the second epoch; the first epoch's checkpoint stays.
   schedule = {"schedule.peak": 1e6, "schedule.warmup": 0.99, "schedule.start": 1e-6}
-  config = digits(cache, epochs=3.0, **schedule, **{"checkpoint.every_seconds": 0.0})
+  config = digits(epochs=3.0, **schedule, **{"checkpoint.every_seconds": 0.0})
   # Whether the loss or the weights overflow first depends on the CPU.
   message = "(training loss is|the weights after) .* run stops, the checkpoint of (.*) stays; lower"
   with pytest.raises(UserError, match=message) as error:
@@ -242,7 +240,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(cache,
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_that_are_not_finite_are_not_saved(cache, tmp_path, monkeypatch, value):
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, value):
   # The step that spoils them has a finite loss.
   def spoil(self, *arguments):
     for output in train_steps(self, *arguments):
@@ -255,7 +253,7 @@ def test_weights_that_are_not_finite_are_not_saved(cache, tmp_path, monkeypatch,
   monkeypatch.setattr(ResidentFeed, "train", spoil)
   fields = {"checkpoint.every_seconds": 0.0}
   with pytest.raises(UserError, match="after step 1 are not finite: .* there is no checkpoint yet"):
-    train(digits(cache, **fields), str(tmp_path / "a"))
+    train(digits(**fields), str(tmp_path / "a"))
 
 
 def test_small_images_are_means_and_filters_those_over_three_channels():
