@@ -272,7 +272,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
   [
     ("orbax.checkpoint.StandardCheckpointer.save", {"side_effect": ZeroDivisionError}),
     (
-      "jaxspeed.run.checkpoint.sync",
+      "jaxspeed.run.checkpoint.os.fsync",
       {"side_effect": FULL},
     ),  # it is on the disk before the manifest
     ("jaxspeed.run.checkpoint.write_atomically", {"side_effect": FULL}),
