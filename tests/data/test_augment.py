@@ -141,7 +141,7 @@ def numpy_normalize(pixels):
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_a_devices_part_is_augmented_as_in_the_whole_batch(devices):
   images, size = random_images(16, 12), 16 // devices
-  fields = ALL | dict(mean=MEAN, std=STD)
+  fields = ALL | dict(mean=MEAN, std=STD, randaugment_layers=2, erasing=0.5)
   whole = augmented(images, flip=coins(16), **fields)
   for first in range(0, 16, size):
     own = slice(first, first + size)

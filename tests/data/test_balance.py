@@ -49,15 +49,6 @@ def test_images_of_a_class_come_evenly_in_an_epoch_and_others_in_the_next():
   assert len(first) == len(second) == 31 and 5 < len(first & second) < 25
 
 
-def test_the_order_depends_on_seed_and_epoch_alone_and_is_shuffled():
-  third = balanced_order(LABELS, 5, 2, images=93, flip="random")
-  others = [balanced_order(LABELS, *each, images=93, flip="random") for each in ((5, 1), (6, 2))]
-  assert all((other.index != third.index).any() for other in others)
-  assert third.index.dtype == np.int32
-  # The classes do not alternate.
-  assert len({tuple(LABELS[third.index[i : i + 3]]) for i in range(0, 93, 3)}) > 6
-
-
 def test_orders_are_the_same_on_every_machine():
   # Stated here, so that no version of NumPy and no change of the code resumes a run differently.
   labels = np.array([0] * 2 + [1] * 5 + [2] * 30)

@@ -23,17 +23,11 @@ def some_set(n):
   return images, labels
 
 
-@pytest.mark.parametrize("images", [1, 10, 1000])
-def test_an_order_is_a_permutation(images):
-  order = batch_lib.epoch_order(key(0), 3, images, flip="none")
-  np.testing.assert_array_equal(np.sort(order.index), np.arange(images))
-  assert not np.asarray(order.flip).any()
-
-
 def test_an_order_is_a_function_of_seed_and_epoch_alone():
   order_of = functools.partial(batch_lib.epoch_order, images=500, flip="random")
   found = {(s, e): order_of(key(s), e) for s in (0, 1) for e in (0, 1)}
   for (seed, epoch), order in found.items():
+    np.testing.assert_array_equal(np.sort(order.index), np.arange(500))
     compiled = jax.jit(order_of)(key(seed), jnp.int32(epoch))
     jax.tree.map(np.testing.assert_array_equal, compiled, order)
   orders = {name: np.asarray(order.index) for name, order in found.items()}

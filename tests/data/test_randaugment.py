@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_image
-from test_augment import OFF, augment_by_fields, key
 
-from jaxspeed.data import augment as augment_lib
 from jaxspeed.data import randaugment
 from jaxspeed.data.randaugment import FILL, OPERATIONS, apply, mean_grey, rand_augment
 
@@ -94,24 +92,6 @@ def test_layers_follow_each_other_as_drawn():
   result = rand_augment(jnp.asarray(uniform), jnp.asarray(np.stack([image] * 3)), magnitude=9.0)
   expected = [pillows(second, pillows(first, image, 9.0, 1), 9.0, -1) for first, second in names]
   np.testing.assert_array_equal(result, expected)
-
-
-def test_an_image_has_the_same_numbers_in_any_part_of_the_batch(monkeypatch):
-  drawn = []
-
-  def record(uniform, images, *, magnitude):
-    assert magnitude == 9.0
-    drawn.append(np.asarray(uniform))
-    return images
-
-  monkeypatch.setattr(augment_lib, "rand_augment", record)
-  fields = OFF | dict(randaugment_layers=2, randaugment_magnitude=9.0)
-  for first, n in ((0, 16), (0, 8), (8, 8)):
-    images = jnp.zeros((n, 2, 2, 3), jnp.uint8)
-    augment_by_fields(key(), images, first=first, global_batch=16, **fields)
-  whole, *parts = drawn
-  assert whole.shape == (4, 16)
-  np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
 
 
 def test_the_mean_of_an_image_whose_sum_does_not_fit_an_int32(monkeypatch):
