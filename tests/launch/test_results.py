@@ -38,9 +38,12 @@ def test_mean_and_interval_over_seeds(tmp_path):
     for i, value in enumerate(values)
   ]
   jobs += [
-    write_job(tmp_path, "x", result=result_of(0.9), overrides={"schedule.peak": 1, "seed": 0})
+    write_job(tmp_path, f"{p}{seed}", result=result_of(0.95), overrides={"p": p, "seed": seed})
+    for p, seed in ((1, 0), (2, 0), (2, 1))
   ]
-  (group,) = groups_of(results_of(jobs, "top1"))
+  # One seed is no group; the best comes first.
+  best, group = groups_of(results_of(jobs, "train"))
+  assert (best["name"], best["sd"], best["p_value"]) == ("quickstart_p=2", 0.0, 0.0)
   assert (group["name"], group["n"], group["target"]) == ("quickstart_peak=2", 5, 0.94)
   assert (group["mean"], group["sd"], group["ci95"]) == interval(values)
   assert group["p_value"] == p_value_of_at_most(values, 0.94)
