@@ -229,23 +229,24 @@ def test_what_saves_after_a_cancellation_keeps_its_place(run):
   assert run.wait_for_end() == {"a": "cancelled", "b": "done"}
 
 
-def test_jobs_of_a_killed_worker_are_cancelled_and_get_the_signals_of_the_next(run):
-  run.start({name: ["wait", "done"] for name in "abc"}, parallel=2)
-  run.wait("a", "b")
+def test_jobs_of_killed_workers_are_cancelled_and_get_the_signals_of_the_next(run):
+  run.start({name: ["wait", "done"] for name in "abcd"}, parallel=3)
+  run.wait("a", "b", "c")
   run.kill_workers()
-  # What died with it is started again, and what lives can be cancelled.
+  # What died with them is started again, and what lives can be cancelled.
   groups = {words[0]: int(words[1]) for words in run.events()}
-  os.kill(groups["b"], signal.SIGKILL)
-  wait_until(lambda: run.states["b"] == "requeued", 60, "the end of b")
+  os.kill(groups["c"], signal.SIGKILL)
+  wait_until(lambda: run.states["c"] == "requeued", 60, "the end of c")
   assert run.submitted.cancel(["a"]) == ["a"]
   wait_until(lambda: run.events("saved") == [["a"]], 60, "a saves")
   run.resume()
-  run.wait("c")
-  wait_until(lambda: run.begun.count("b") == 2, 60, "b runs again")
+  run.wait("d")
+  wait_until(lambda: run.begun.count("c") == 2, 60, "c runs again")
   run.signal(signal.SIGTERM)
-  wait_until(lambda: sorted(run.events("saved")) == [["a"], ["b"], ["c"]], 60, "b and c save")
-  assert run.wait_for_end()["a"] == "cancelled"
-  assert {each.name: each.restarts for each in run.found} == {"a": 0, "b": 1, "c": 0}
+  saved = [["a"], ["b"], ["c"], ["d"]]
+  wait_until(lambda: sorted(run.events("saved")) == saved, 60, "b, which had no worker, c and d")
+  assert run.wait_for_end() == {"a": "cancelled"} | dict.fromkeys("bcd", "requeued")
+  assert [each.restarts for each in run.found] == [0, 0, 1, 0]
 
 
 def test_other_workers_take_over_what_killed_ones_left(run, monkeypatch):
