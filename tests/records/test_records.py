@@ -78,7 +78,7 @@ def row_with(field, value):
     row_with("step", None),
     ("{half\n{}", "line 1, is no row of a run .it is no JSON"),
     ("[]", "line 1, is no row of a run .Input should be an object"),
-    ('{"epoch": 1, "train_loss": NaN}', "line 1, is no row of a run .NaN is "),
+    ('{"epoch": 1, "train_loss": NaN}', "line 1, is no row of a run .it is no JSON: NaN is "),
     ("\n".join(2 * [json.dumps(epoch_row(1))]), "line 2, .*step 10 comes after step 10"),
   ],
 )
