@@ -90,8 +90,8 @@ class _Step(flags.ArgumentParser):
   """Reads the step of a checkpoint, or "best"."""
 
   def parse(self, argument: Any) -> Any:
-    if argument != "best" and not str(argument).isdecimal():
-      raise ValueError("it must be the number of a step, or best")
+    if argument != "best" and not (str(argument).isdecimal() and int(argument)):
+      raise ValueError("it must be the number of a step, from 1, or best")
     return argument if argument == "best" else int(argument)
 
 

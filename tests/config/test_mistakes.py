@@ -135,7 +135,7 @@ evaluate run --config.schedule.peak=1 => config.schedule.peak has no effect: eva
 evaluate run --config=quickstart => 'run' is not a flag; see --help for the flags.
 evaluate --workdir=run --config=quickstart => --workdir=run has no effect beside --config.
 predict --workdir=run --config=quickstart a.png => --workdir=run has no effect beside --config.
-evaluate run --step=abc => flag --step=abc: it must be the number of a step, or best; see --help
+evaluate run --step=abc => flag --step=abc: it must be the number of a step, from 1, or best; see --help
 train quickstart --workdir= => --workdir='': name a folder, or set --config.name
 predict a.png => a.png is not a folder of a run: name the run first
 predict --workdir=nowhere => name one or more image files
