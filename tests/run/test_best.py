@@ -163,7 +163,7 @@ def test_a_command_takes_the_best_step(whole, monkeypatch):
   for word in ("best", "6"):
     command("predict", f"--workdir={whole}", f"--step={word}", "a.png")
   assert asked == ["best", 6]
-  for word in ("bestest", "1.5"):
+  for word in ("bestest", "0", "1.5"):
     assert f"flag --step={word}: " in mistake(
       "predict", f"--workdir={whole}", f"--step={word}", "a"
     )
