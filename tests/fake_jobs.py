@@ -223,8 +223,8 @@ echo "$*" >>"$workdir/arguments"
 starts=$(wc -l <"$workdir/arguments")
 log() { echo "$1 $job ${2-}" >>"$all/log"; }
 cores=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/$$/status)
-log + "$$ $cores ${CUDA_VISIBLE_DEVICES-none}"
 trap 'log saved; exit 0' TERM
+log + "$$ $cores ${CUDA_VISIBLE_DEVICES-none}"
 do_as() {
   case "$1" in
     done) cp "$all/result.json" "$workdir/result.json" ;;
@@ -232,6 +232,7 @@ do_as() {
     sleep) sleep "$2" ;;
     exit) log - "$2"; exit "$2" ;;
     kill) log - kill; kill -9 $$ ;;
+    apart) setsid bash -c "echo apart $job >>'$all/log'; exec sleep 5" & ;;
     save) mkdir -p "$workdir/checkpoints/$starts" ;;
     times) n=$2; shift 2; [ "$starts" -gt "$n" ] || do_as "$@" ;;
     say) shift; echo "$*" ;;

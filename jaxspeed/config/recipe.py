@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import pathlib
 import sys
@@ -108,8 +109,9 @@ def load_recipe(name: str) -> ConfigDict:
   """
   file, colon, variant = name.partition(":")
   module = import_file(path := find_recipe(file))
-  variants = [*map(str, getattr(module, "PUBLISHED", ()))]
-  if colon and variants and variant not in variants:
+  variants = guarded(lambda: [*map(str, getattr(module, "PUBLISHED", ()))], path)
+  takes_one = guarded(lambda: bool(inspect.signature(module.get_config).parameters), path)
+  if colon and (not takes_one or variants and variant not in variants):
     others = f"choose one of {', '.join(variants)}" if any(variants) else "leave out the colon"
     raise UserError(f"there is no variant {variant!r} of {file}: {others}.")
   config = guarded(lambda: module.get_config(*[variant] * bool(colon)), path)

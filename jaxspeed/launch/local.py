@@ -137,14 +137,16 @@ def names_in_places(folder: pathlib.Path) -> set[str]:
 
 
 def leaders(folder: pathlib.Path) -> dict[str, int]:
-  """The processes of a run's jobs on this machine that lead their sessions, by the job's name."""
-  run, found = folder.resolve(), {}
-  for process in psutil.process_iter(["environ"]):
+  """The processes of a run's jobs on this machine that led their sessions first, by job."""
+  run, found = folder.resolve(), dict[str, int]()
+  processes = psutil.process_iter(["environ", "create_time"])
+  # A job's own programs may lead sessions too, as wandb-core does: they are younger.
+  for process in sorted(processes, key=lambda each: each.info["create_time"] or 0.0):
     job = pathlib.Path((process.info["environ"] or {}).get(JOB, "/"))
     if job.parent.resolve() == run:
       with contextlib.suppress(ProcessLookupError):
         if os.getsid(process.pid) == process.pid:
-          found[job.name] = process.pid
+          found.setdefault(job.name, process.pid)
   return found
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+import pydantic
 from pydantic import Field
 
 from jaxspeed.config.schema import Says
@@ -62,6 +63,15 @@ class Sky(Executor):
   """the Python on the machines that runs jobs"""
   setup: Words = ()
   """lines of shell that prepare each machine, such as "pip install -e .[cuda13]" """
+
+  @pydantic.model_validator(mode="before")
+  @classmethod
+  def _with_resources(cls, values: dict[str, Any]) -> dict[str, Any]:
+    """Reads runs submitted before 27 November 2026, whose `Sky` had fields for three of them."""
+    old = {"cpus": "cpus", "image": "image_id", "disk_size": "disk_size"}
+    found = {name: values[field] for field, name in old.items() if values.get(field)}
+    rest = {field: value for field, value in values.items() if field not in old}
+    return rest | {"resources": found | rest.get("resources", {})} if found else rest
 
   def devices(self) -> int:
     return self.nodes * int(self.accelerators.partition(":")[2] or 1)

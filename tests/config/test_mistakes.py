@@ -106,6 +106,7 @@ plan --config=quickstart cifar10 => 'cifar10' is not a flag
 plan => name the recipe to plan, as in: jaxspeed plan quickstart.
 plan configs => configs: there is no such recipe or file: choose one of cifar10,
 plan quikstart => quikstart: there is no such recipe or file: did you mean quickstart?
+plan quickstart: => there is no variant '' of quickstart: leave out the colon.
 plan quickstart:x => there is no variant 'x' of quickstart: leave out the colon.
 plan cifar10_resnet9:roof => there is no variant 'roof' of cifar10_resnet9: choose one of baseline,
 predict run a.png --config.data.mean=() => --config.data.mean changes a recipe: name it with --config=NAME.

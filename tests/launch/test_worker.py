@@ -214,6 +214,13 @@ def test_running_and_waiting_jobs_are_cancelled_and_retried(run):
   assert run.begun == ["a", "c", "b", "a"]
 
 
+def test_a_cancellation_reaches_the_trainer_not_what_it_started_in_a_session_of_its_own(run):
+  run.start({"a": ["apart", "wait", "done"]})
+  wait_until(lambda: run.events("apart") == [["a"]], 60, "a's own session")
+  assert run.submitted.cancel(["a"]) == ["a"]
+  wait_until(lambda: run.events("saved") == [["a"]], 60, "a saves")
+
+
 def test_what_saves_after_a_cancellation_keeps_its_place(run):
   plan = {"a": ["wait", "done"], "b": ["done"]}
   run.start(plan)

@@ -120,7 +120,12 @@ def _read(
   reader = csv.reader(lines[line:], delimiter=separator, strict=True, skipinitialspace=True)
   try:
     for fields in reader:
-      line = first + 1 + reader.line_num
+      begun, line = line + 1, first + 1 + reader.line_num
+      if begun < line:  # a forgotten double quote would swallow images in silence
+        raise UserError(
+          f"{path}, line {begun}: by its double quotes, the row ends in line {line}: close "
+          "them, and write two of them for one inside a value."
+        )
       if not any(map(str.strip, fields)):
         continue  # an empty line, or one of separators, as spreadsheets write them
       if len(fields) != len(header):

@@ -2,6 +2,8 @@
 
 import functools
 
+import numpy as np
+
 from jaxspeed.export.graphs import nodes
 from jaxspeed.export.graphs.nodes import Graph, Weights
 from jaxspeed.models.layers.norm import BatchNorm
@@ -42,7 +44,12 @@ def _block(graph: Graph, x: str, weights: Weights, *, model: ResNet, strides: in
 def add_resnet(graph: Graph, model: ResNet, weights: Weights, x: str, _: int) -> str:
   """Adds the nodes from normalised images [n, 3, h, w] to logits; returns the logits' name."""
   stem = weights["stem"]
-  x = graph.add("Relu", _conv_norm(graph, x, stem["conv"], stem["norm"], strides=2))
+  if model.whiten:
+    kernel = weights["whiten"].array("kernel")
+    both = np.concatenate([kernel, -kernel])
+    x = graph.add("Relu", nodes.convolve(graph, x, both, "whiten", strides=2))
+  strides = 1 if model.whiten else 2
+  x = graph.add("Relu", _conv_norm(graph, x, stem["conv"], stem["norm"], strides=strides))
   x = nodes.max_pool_3x3(graph, x)
   for stage, blocks in enumerate(STAGES[model.depth], 1):
     for block in range(1, blocks + 1):

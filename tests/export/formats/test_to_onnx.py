@@ -26,6 +26,7 @@ VIT = dict(classes=10, patch_size=8, width=24, depth=2, heads=3, mlp=40)
 CASES = {
   "resnet18-unfused": (ResNet(depth=18, ghost_splits=2, **RESNET), 33, 0),
   "resnet50-blurred": (ResNet(depth=50, blurpool=True, **RESNET), 41, 0),
+  "resnet18-whitened": (ResNet(depth=18, whiten=True, **RESNET), 33, 0),
   "resnet9": (ResNet9(width=4), 33, 0),
   "resnet9-whitened": (
     ResNet9(width=4, pool_position="before_norm", activation="celu", celu_alpha=0.3, whiten=True),
