@@ -169,7 +169,7 @@ def guarded(run: Callable[[], Any], source: str) -> Any:
     where = [f"{source}, line {line}" for file, line in frames if file == source] or [source]
     is_plain = isinstance(error, UserError)
     text = str(error) if is_plain else traceback.format_exception_only(error)[-1]
-    text = " ".join(text.split()).removesuffix(".")[:_SHOWN]
+    text = " ".join(text.split()).removesuffix(".")[: None if is_plain else _SHOWN]
     mistake = UserError(f"{where[-1]}: {text}{'' if text.endswith('?') else '.'}")
     if not is_plain and not frames[-1][0].startswith((__file__, "<frozen")):
       limit = 0 if isinstance(error, SyntaxError) else -1

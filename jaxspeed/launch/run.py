@@ -207,8 +207,10 @@ class Run(SubmittedRun):
     """Sets fields of all jobs so far, which keep their names.
 
     Raises:
-      UserError: a job sets one of the fields itself.
+      UserError: there is no job yet, or one sets one of the fields itself.
     """
+    if overrides and not self._planned:
+      raise UserError("override() changes the jobs so far, and there is none: first call job().")
     for planned in self._planned:
       if both := sorted(overrides.keys() & planned.overrides.keys()):
         raise UserError(

@@ -20,7 +20,7 @@ _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".tar")
 # What a file of torch.save begins with: a .zip, or a pickle of protocols 2 to 5.
 _PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 # The fields of `config.model` that weights may decide.
-SIZES = ("depth", "width", "mlp", "patch_size", "heads")
+SIZES = ("depth", "width", "whiten", "mlp", "patch_size", "heads")
 _IGNORED = ".num_batches_tracked"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -153,7 +153,8 @@ def sizes_in(path: pathlib.Path, layout: Layout, model: Mapping[str, Any]) -> di
     exported = _metadata(file, "model", dict[str, Any]) or {}  # ours say what no shape tells
   if sizes.get("width") == model["width"] and "heads" in model:
     exported = {"heads": model["heads"]} | exported
-  return {name: found for name in sizes if type(found := exported.get(name, sizes[name])) is int}
+  found = {name: exported.get(name, sizes[name]) for name in sizes}
+  return {name: value for name, value in found.items() if isinstance(value, int)}
 
 
 def _open(path):

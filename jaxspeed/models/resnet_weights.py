@@ -45,7 +45,7 @@ def _sizes(shapes: Shapes) -> dict[str, int]:
   for depth, blocks in STAGES.items():
     found = blocks == tuple(map(len, stages)) and is_bottleneck(depth) == bottleneck
     if found and len(stem) == 4:
-      return {"depth": depth, "width": stem[0]}
+      return {"depth": depth, "width": stem[0], "whiten": "whiten.weight" in shapes}
   return {}
 
 

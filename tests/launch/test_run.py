@@ -62,6 +62,8 @@ def test_fields_of_all_jobs_leave_names_and_refuse_own_fields(make, root):
   name = run.job(QUICKSTART, {"epochs": 5.0})
   with pytest.raises(UserError, match=f"^config.epochs is set by the job {name} itself"):
     run.override({"epochs": 4.0})
+  with pytest.raises(UserError, match="the jobs so far, and there is none"):
+    make("").override({"epochs": 4.0})
 
 
 @pytest.mark.parametrize(

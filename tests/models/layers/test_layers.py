@@ -129,12 +129,12 @@ CASES = {
   "2x2 without padding": convolution(9, 3, 12, 2, 1, 0),
   "7x7, stride 2": convolution(16, 3, 8, 7, 2, 3),
   **{
-    f"whiten, padding {n}": (
-      lambda x, n=n: whiten._whiten(x, KERNEL, n),
-      lambda x, n=n: functional.conv2d(x, to_torch(KERNEL), padding=n),
+    f"whiten, stride {step}, padding {n}": (
+      lambda x, step=step, n=n: whiten._whiten(x, KERNEL, step, n),
+      lambda x, step=step, n=n: functional.conv2d(x, to_torch(KERNEL), stride=step, padding=n),
       MAPS,
     )
-    for n in (0, 1)
+    for step, n in ((1, 0), (1, 1), (2, 1))
   },
   # PyTorch rounds alpha to float32 for its gradient: 0.25 is the same in both.
   "celu": (lambda x: activations.celu(x, 0.25), lambda x: functional.celu(x, 0.25), 4 * MAPS),
