@@ -9,7 +9,7 @@ import pytest
 from exported import shapes_of
 from tolerances import assert_equal
 
-from jaxspeed.models.exchange import load_weights, save_weights
+from jaxspeed.models.exchange import load_weights, save_weights, sizes_in
 from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.models.resnet_weights import RESNET
@@ -93,6 +93,8 @@ def test_logits_statistics_and_gradients_are_torchs(fields, tmp_path):
 
   variables = as_ours({})
   save_weights(tmp_path / "ours.safetensors", variables, RESNET)
+  decided = {name: getattr(model, name) for name in ("depth", "width", "whiten")}
+  assert sizes_in(tmp_path / "ours.safetensors", RESNET, {"width": 0}) == decided
   back = safetensors_torch.load_file(tmp_path / "ours.safetensors")
   for name, value in theirs.state_dict().items():
     assert name.endswith("num_batches_tracked") or torch.equal(back.pop(name), value), name
