@@ -7,9 +7,13 @@ import pytest
 import yaml
 
 from jaxspeed.cluster.peers import find_peers
+from jaxspeed.config.checks import with_overrides
+from jaxspeed.config.recipe import load_recipe
+from jaxspeed.devices.host import program_folder
 from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE
 from jaxspeed.launch.command import jobset as text_of
 from jaxspeed.launch.executor import Executor
+from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
 
 models = pytest.importorskip(
   "kubeflow_trainer_api.models", reason="JobSet's schema is missing: pip install .[test]"
@@ -54,6 +58,7 @@ def test_every_field_is_in_the_schema_and_every_mount_has_its_volume(jobset):
   assert {m["name"] for m in trainer["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
   mounts = tuple(m["mountPath"] for m in trainer["volumeMounts"])
   folders = [a.split("=", 1)[1] for a in trainer["args"] if re.match(r"--\S+=/", a)]
+  folders += [each["value"] for each in trainer["env"] if each.get("value", "").startswith("/")]
   assert len(folders) == 3 and all(f.startswith(mounts) for f in folders)
   # What the schema does not know is found.
   pod["terminationGracePeriod"] = 60
@@ -95,6 +100,9 @@ def test_the_numbers_of_machines_and_gpus_agree_wherever_they_stand(nodes, gpus)
   counted = (job["parallelism"], job["completions"], int(environment["JAX_NUM_PROCESSES"]))
   assert counted == (nodes, nodes, nodes)
   assert f"--config=configs/imagenet18.py:{nodes}" in trainer["args"]
+  fields = dict(each[9:].split("=", 1) for each in trainer["args"] if each.startswith("--config."))
+  assert with_overrides(load_recipe(f"imagenet18:{nodes}"), fields).data.path == "/data/imagenet"
+  assert str(program_folder(environment)) == "/runs/programs"
   assert trainer["resources"]["limits"] == {"nvidia.com/gpu": gpus}
   assert f"on {nodes} machines of {gpus} GPUs" in text
   peers = find_peers(environment=environment | {"JOB_COMPLETION_INDEX": str(nodes - 1)})
