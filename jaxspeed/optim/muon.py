@@ -87,10 +87,13 @@ def newton_schulz(
     square = jnp.matmul(gram, gram, preferred_element_type=sums)
     return (a * identity + b * gram.astype(sums) + c * square).astype(x.dtype)
 
-  if x.dtype == sums and x.shape[2] > 2 * x.shape[1]:
+  def repeated(x):
+    for _ in range(NEWTON_SCHULZ_STEPS):
+      x = jnp.matmul(factor(jnp.matmul(x, x.mT)), x)
+    return x
+
+  def through_gram(x):
     # P commutes with X X^T, so the next X X^T is P X X^T P: two wide products in place of six.
-    # Three matrices of 512 x 4608 take 49 ms in place of 100 (float32, EPYC of family 26, 2 cores).
-    # Half precision would lose small singular values in X X^T.
     gram = jnp.matmul(x, x.mT)
     product = step = factor(gram)
     for _ in range(NEWTON_SCHULZ_STEPS - 1):
@@ -98,9 +101,12 @@ def newton_schulz(
       step = factor(gram)
       product = step @ product
     return product @ x
-  for _ in range(NEWTON_SCHULZ_STEPS):
-    x = jnp.matmul(factor(jnp.matmul(x, x.mT)), x)
-  return x
+
+  # Three matrices of 512 x 4608 take half the time (results/cpu_decisions.json). Products in half
+  # precision, and float32's on accelerators in TF32 or bfloat16, would lose small singular values.
+  if x.dtype == sums and x.shape[2] > 2 * x.shape[1]:
+    return lax.platform_dependent(x, cpu=through_gram, default=repeated)
+  return repeated(x)
 
 
 def muon(
