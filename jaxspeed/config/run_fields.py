@@ -158,7 +158,8 @@ class Whitening(Group):
   """The first layer of models that begin with a whitening convolution."""
 
   images: kinds.Images = 10_000
-  """number of training images, the first ones, from which the filters are computed"""
+  """number of training images, the first ones, from which the filters are computed; of a stream at
+  most 256"""
   epsilon: kinds.NotNegative = 1e-2
   """added to the eigenvalues of the patches' covariance"""
   centered: bool = False

@@ -34,6 +34,9 @@ from jaxspeed.steps.programs import batch_step, on_mesh
 from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
+# The most images from which whitening filters are computed: half a million patches at 48 px.
+_WHITENED = 256
+
 
 class StreamFeed(Feed):
   """Trains and evaluates on images that are read from disk while the devices work.
@@ -53,9 +56,11 @@ class StreamFeed(Feed):
     }
     size = plan.phases[0].image_size
     self._init = on_mesh(init_state, spec)
+    # All of the 10,000 images that arrays whiten from would delay the first step by an epoch.
+    self._init_images = min(images_for_init(spec), _WHITENED)
     shapes = (
       jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
-      jax.ShapeDtypeStruct((images_for_init(spec), size, size, 3), jnp.uint8, sharding=everywhere),
+      jax.ShapeDtypeStruct((self._init_images, size, size, 3), jnp.uint8, sharding=everywhere),
     )
     state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere)
@@ -123,7 +128,7 @@ class StreamFeed(Feed):
       self._loading.result()
 
   def init(self, seed: int) -> TrainState:
-    count, size = images_for_init(self.spec), self.spec.plan.phases[0].image_size
+    count, size = self._init_images, self.spec.plan.phases[0].image_size
     images = np.zeros((count, size, size, 3), np.uint8)
     if count > 1 and not self.spec.config.data.synthetic:
       images = self._streams.first_images(seed, 0, count).image

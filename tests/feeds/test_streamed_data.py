@@ -10,7 +10,7 @@ from toy_images import toy_stream, write_folder
 
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
-from jaxspeed.feeds.stream import StreamFeed
+from jaxspeed.feeds import stream
 from jaxspeed.records.arrays import Predictions
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate
@@ -77,11 +77,12 @@ def test_what_no_stream_can_be_is_refused(places, tmp_path, fields, words):
     train(config, str(tmp_path / "refused"), given=tuple(fields))
 
 
-def test_whitening_filters_are_those_of_the_first_images(places):
-  config = toy_stream(*places, **{"model.whiten": True, "whitening.images": 24})
+def test_whitening_filters_are_those_of_the_first_images(places, monkeypatch):
+  monkeypatch.setattr(stream, "_WHITENED", 24)
+  config = toy_stream(*places, **{"model.whiten": True})
   sets = open_data(config)
   plan, mesh = plan_of(config, sets, devices=1), mesh_lib.make_mesh(1)
-  feed = StreamFeed(sets, make_train_spec(config, plan, mesh))
+  feed = stream.StreamFeed(sets, make_train_spec(config, plan, mesh))
   try:
     kernel = np.asarray(feed.init(7).params["whiten"]["kernel"], np.float64).reshape(27, 27)
     images = feed.show_trained(7, 0, 24).image
