@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import signal
 
 import pytest
@@ -78,11 +79,15 @@ class LocalRun:
     submit.begin(self.folder)
 
   def signal(self, number):
-    for worker in self.workers:
+    """Signals the workers, once they all listen."""
+    workers = self.workers
+    wait_until(lambda: all(listens(each, number) for each in workers), 60, "workers that listen")
+    for worker in workers:
       os.kill(worker, number)
 
   def kill_workers(self):
-    self.signal(signal.SIGKILL)
+    for worker in self.workers:
+      os.kill(worker, signal.SIGKILL)
     wait_until(lambda: not self.is_worked, 60, "the workers' end")
 
   @property
@@ -110,6 +115,12 @@ def run(tmp_path, config):
   for _, group, *_ in made.events() if (made.root / "log").exists() else []:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(int(group), signal.SIGKILL)
+
+
+def listens(process, number):
+  """Whether a process has a handler for a signal; until then SIGTERM would end it."""
+  status = pathlib.Path(f"/proc/{process}/status").read_text()
+  return int(status.split("SigCgt:")[1].split()[0], 16) >> (number - 1) & 1
 
 
 def cores_of(text):
