@@ -1,43 +1,79 @@
-"""Imagenette, ten classes of ImageNet, with the techniques of imagenet18 on one GPU.
+"""Imagenette, ten classes of ImageNet, 9,469 and 3,925 images, from random weights.
 
-  python -m jaxspeed.train --config=configs/imagenette.py --config.data.path=PATH/imagenette2-320
+  python -m jaxspeed.train --config=configs/imagenette.py:5 --config.data.path=PATH/imagenette2-320
 
-Source of the data set: fastai/imagenette. ResNet-18 with image sizes 128, 160 and 192, evaluation
-on rectangles in the last phase, label smoothing, and SGD with a one-cycle learning rate. The
-batch size is that of all GPUs together. Images are resized with Pillow's bilinear filter
+Source of the data set and of its leaderboard: fastai/imagenette, whose best entry at 128 px after
+five epochs has 87.43 % (mean of five; xse_resnext50 with MaxBlurPool). Variant 5 trains a ResNet-18
+on 96 px, then 128 px: BlurPool, filters that whiten patches of 3x3 pixels before the stem, Muon, a
+least crop that grows with the image size, and flips in every other epoch. A few minutes on a GPU
+were not measured yet; on two cores of an EPYC it takes about 16.
+
+Without a variant the techniques are those of imagenet18 on one GPU, for 20 epochs: 128, 160 and
+192 px, evaluation on rectangles in the last phase, and SGD with a one-cycle learning rate.
+
+The batch size is that of all GPUs together. Images are resized with Pillow's bilinear filter
 (data.antialias=True).
 """
 
 from jaxspeed.config import fields
 
-PUBLISHED = {"": dict(source="fastai/imagenette, for the images")}
+_LEADERBOARD = dict(source="fastai/imagenette, its leaderboard at 128 px", runs=5)
+PUBLISHED = {
+  "": dict(source="fastai/imagenette, for the images"),
+  "5": _LEADERBOARD | dict(top1=0.8743),
+}
 
 
-def get_config():
+def get_config(variant=""):
   config = fields.imagenet()
-  config.name = "imagenette"
-  config.epochs = 20.0
-  config.batch_size = 128
+  config.name = f"imagenette/{variant}".rstrip("/")
   config.label_smoothing = 0.1
   config.loss_scale = 0.0
-  config.target = 0.93
   config.target_metric = "top1"
   config.data.update(
-    name="imagenette",
-    classes=10,
-    image_size=192,
-    train_images=9_469,
-    eval_images=3_925,
-    last_batch="drop",
+    name="imagenette", classes=10, train_images=9_469, eval_images=3_925, last_batch="drop"
   )
+  config.model.update(depth=18, width=64)
+  config.optimizer.update(nesterov=True, weight_decay=5e-4)
+  config.eval.update(batch_size=128)
+  if variant:
+    set_record(config, epochs=float(variant))
+  else:
+    set_sgd(config)
+  return config
+
+
+def set_record(config, *, epochs):
+  """Sets what was tuned on a tenth of the training images, over five epochs."""
+  config.epochs = epochs
+  config.batch_size = 64
+  config.target = 0.8743
+  config.data.image_size = 128
+  config.phases.update(
+    first_epoch=(0, 0.5),  # shares of the run
+    image_size=(96, 128),
+    min_scale=(0.35, 0.7),
+    eval_mode=("center", "center"),
+  )
+  config.augment.flip = "alternating"
+  config.model.update(blurpool=True, zero_init=True, whiten=True)
+  config.whitening.update(images=256, epsilon=2e-3)
+  config.optimizer.update(
+    name="muon", muon_momentum=0.6, bias_rate_factor=1.0, head_rate_factor=2.0
+  )
+  config.schedule.update(peak=0.1, start=0.2, warmup=0.1, final=0.0)
+
+
+def set_sgd(config):
+  """Sets the sizes, the crops and the rate of imagenet18's kind."""
+  config.epochs = 20.0
+  config.batch_size = 128
+  config.target = 0.93
+  config.data.image_size = 192
   config.phases.update(
     first_epoch=(0, 0.4, 0.8),  # shares of the run
     image_size=(128, 160, 192),
     min_scale=(0.25, 0.25, 0.35),
     eval_mode=("center", "center", "rect"),
   )
-  config.model.update(depth=18, width=64)
-  config.optimizer.update(nesterov=True, weight_decay=5e-4)
   config.schedule.update(peak=0.2, start=0.1, warmup=0.2, final=0.0)
-  config.eval.update(batch_size=128)
-  return config
