@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from made_plans import checked, config_with, plan_with
+from in_process import mistake
+from made_plans import config_with, plan_with
 
-from jaxspeed.config import fields as fields_lib
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import StepKind, StepRange
@@ -196,120 +196,68 @@ def test_an_evaluation_batch_is_no_larger_than_a_devices_part(images, batch, dev
   assert plan.eval_batch_size == expected
 
 
-NAN, INF = float("nan"), float("inf")
-CLIP = "it must be the least and the most trust ratio, or ()."
-STD = "it must be three numbers above 0 in units of 0 ... 255, or () for "
-SEGMENT = (
-  "it must be segments of four numbers of at least 0 (first epoch, end, value there, value at the "
-  "end), the first from epoch 0 on and each from the end of the one before."
-)
-# Kinds of fields (`config.kinds`) and bounds that config/test_mistakes.py has not.
-REFUSED = [
-  ("cost_per_hour", "it must be a number from 0 to ", (-0.5, NAN)),
-  ("label_smoothing", "it must be a number from 0 and below 1.", (-0.5, 1.0)),
-  ("schedule.peak", "it must be a number above 0", (0.0, NAN, INF)),
-  ("optimizer.muon_coefficients", "it must be a tuple of 3, each a number from ", ((1.0, 2.0),)),
-  ("optimizer.lars_clip", CLIP, ((0.5,), (1.0, 0.5), (-0.1, 1.0), (0.0, NAN))),
-  ("schedule.segments", SEGMENT, (((1, 5, 0.1, 0.2),), ((0, 0, 0.1, 0.2),))),
-  ("schedule.segments", SEGMENT, (((0, 5, 0.1, 0.2), (0, 6, 0.2, 0.1)), ((0, 5, 0.1, NAN),))),
-  ("schedule.segments", SEGMENT, (((0, 5, 0.1, 0.2), (7, 9, 0.2, 0.1), (5, 7, 0.2, 0.1)),)),
-  ("data.std", STD, ((1.0,), (1.0, 2.0, INF), (1.0, 0.0, 1.0))),
-  # Beside other fields.
-  ("data.last_batch", "choose one of drop, carry_over.", ("keep",)),
-  ("schedule.warmup", "with config.epochs=1.0: the warm-up would take all of them", (1.0,)),
-  *(
-    (f"augment.{name}", "with config.data.image_size=32: it must be less than that.", (32,))
-    for name in ("cutout", "cutmix", "crop_padding")
-  ),
-]
+# A recipe with flags, and what is said of it: kinds of fields (`config.kinds`), bounds and
+# conditions between fields that config/test_mistakes.py has not.
+REFUSED = """
+--config.cost_per_hour=-0.5 => cost_per_hour=-0.5: it must be a number from 0 to
+--config.cost_per_hour=nan => it must be a number from 0 to
+--config.label_smoothing=1 => label_smoothing=1: it must be a number from 0 and below 1.
+--config.schedule.peak=0 => config.schedule.peak=0: it must be a number above 0
+--config.schedule.peak=inf => it must be a number above 0
+cifar10_airbench:94_muon --config.optimizer.muon_coefficients=(1,2) => must be a tuple of 3, each
+--config.schedule.segments=((1,5,0.1,0.2),) => the first from epoch 0 on and each from
+--config.schedule.segments=((0,5,0.1,0.2),(0,6,0.2,0.1)) => it must be segments of four
+--config.schedule.segments=((0,5,0.1,nan),) => it must be segments of four
+--config.schedule.segments=((0,5,1,2),(7,9,2,1),(5,7,2,1)) => it must be segments of four
+--config.data.std=(1,) => config.data.std=(1,): it must be three numbers above 0 in units
+--config.data.std=(1,0,1) => it must be three numbers above 0
+--config.data.last_batch=keep => choose one of drop, carry_over.
+--config.schedule.warmup=1 => epochs=20.0: the warm-up would take all of them
+--config.augment.cutout=8 => cutout=8 with config.data.image_size=8: it must be less than
+--config.augment.cutmix=8 => cutmix=8 with config.data.image_size=8: it must be less than
+--config.augment.crop_padding=8 => config.data.image_size=8: it must be less than that.
+--devices=8 --config.batch_size=24 SQUARES => cutmix cannot pair: set --config.batch_size to a mul
+--devices=8 --config.batch_size=24 --config.augment.mixup=0.2 => 3 images, which config.augment.mix
+--devices=8 --config.batch_size=24 --config.augment.cutmix_alpha=0.2 => cutmix_alpha cannot pair
+--config.augment.mixup=0.2 SQUARES => mixup=0.2 with config.augment.cutmix=3: both mix an image with
+--config.augment.cutmix_alpha=0.2 SQUARES => cutmix_alpha=0.2 with config.augment.cutmix=3: both mix
+--config.augment.mixup=0.2 --config.proxy.keep=8 => with config.proxy.keep=8: a proxy chooses imag
+--config.augment.cutmix_alpha=0.2 --config.proxy.keep=8 => with config.proxy.keep=8: a proxy choose
+PHASES=(0,0.5,1.0) => shares of the run, which are below 1
+PHASES=(0.2,0.5,0.8) => shares of the run, which are below 1
+PHASES=(0,0.8,0.5) => shares of the run, which are below 1
+PHASES=(0,0.5,2) => shares of the run, which are below 1
+PHASES=(0,1.5,3) => give whole epochs, or shares of the run below 1
+--config.epochs=3 --config.schedule.segments=SEGMENTS => epochs=3.0 with config.schedule.segments=
+--config.epochs=3 --config.optimizer.momentum_segments=SEGMENTS => 3.0 with config.optimizer.mom
+--config.proxy.keep=101 => config.proxy.keep=101: it must be a multiple of
+--devices=4 --config.proxy.keep=50 => config.proxy.keep=50: it must be a multiple of
+finetune FROZEN --config.optimizer.head_rate_factor=0 => head_rate_factor=0.0 with
+"""
+SHORT = {
+  "SQUARES": "--config.augment.cutmix=3 --config.augment.cutmix_epochs=1",
+  "SEGMENTS": "((0,2,0.1,0.5),(2,5,0.5,0.1))",
+  "PHASES": "imagenette --config.phases.image_size=(64,96,128) --config.phases.first_epoch",
+  "FROZEN": "--config.pretrained.path=w.safetensors --config.pretrained.freeze=backbone",
+}
 
 
-@pytest.mark.parametrize("field, reason, values", REFUSED)
-def test_a_value_that_no_run_can_have_is_refused(field, reason, values):
-  for value in values:
-    config = fields_lib.base()
-    config.update_from_flattened_dict({field: value})
-    with pytest.raises(UserError) as caught:
-      make_plan(checked(config))
-    assert str(caught.value).startswith(f"config.{field}=") and reason in str(caught.value)
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_what_no_run_can_have_is_refused(line):
+  words, _, expected = line.partition(" => ")
+  for short, long in SHORT.items():
+    words = words.replace(short, long)
+  recipe = ["quickstart"] if words.startswith("--") else []
+  assert expected in mistake("plan", *recipe, *words.split())
 
 
 def test_the_least_and_the_most_are_allowed():
-  least = {"data.classes": 2, "augment.cutout": 0, "cost_per_hour": 0.0, "eval.batch_size": 1}
-  most = {"seed": 2**31 - 1, "schedule.warmup": 0.999, "data.mean": (), "data.std": ()}
-  config = fields_lib.base()
-  config.update_from_flattened_dict(least | most)
-  make_plan(checked(config))
-
-
-STREAM = dict(data__feed="stream", data__train_images=80, batch_size=8)
-PHASES = STREAM | dict(epochs=9.0, phases__image_size=(16, 24, 32))
-SQUARES = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
-SEGMENTS = ((0, 2, 0.1, 0.5), (2, 5, 0.5, 0.1))
-SHARES = "shares of the run, which are below 1"
-# config/test_mistakes.py has batches larger than the set, that do not divide, and too many steps.
-TOGETHER = [
-  (
-    dict(batch_size=24, devices=8, **SQUARES),
-    "config.batch_size=24 gives each of 8 devices 3 images, which config.augment.cutmix cannot "
-    "pair: set --config.batch_size to a multiple of 16.",
-  ),
-  *(
-    (fields | {f"augment__{name}": 0.2}, words.format(name))
-    for name in ("mixup", "cutmix_alpha")
-    for fields, words in (
-      (dict(batch_size=24, devices=8), "3 images, which config.augment.{} cannot pair"),
-      (SQUARES, "config.augment.{}=0.2 with config.augment.cutmix=3: both mix an image with its"),
-      (dict(proxy__keep=8), "config.augment.{}=0.2 with config.proxy.keep=8: a proxy chooses imag"),
-    )
-  ),
-  *(
-    (PHASES | dict(phases__first_epoch=starts), sentence)
-    for starts, sentence in (
-      ((0, 0.5, 1.0), SHARES),
-      ((0.2, 0.5, 0.8), SHARES),
-      ((0, 0.8, 0.5), SHARES),
-      ((0, 0.5, 2), SHARES),
-      ((0, 1.5, 3), "give whole epochs, or shares of the run below 1"),
-    )
-  ),
-  *(
-    (
-      {"epochs": 3.0, name.replace(".", "__"): SEGMENTS},
-      f"config.epochs=3.0 with config.{name}=((0.0, 2.0, 0.1, 0.5), (2.0, 5.0, 0.5, 0.1)): ",
-    )
-    for name in ("schedule.segments", "optimizer.momentum_segments")
-  ),
-  *(
-    (
-      dict(epochs=2.0, batch_size=1024, proxy__keep=keep, devices=devices),
-      f"config.proxy.keep={keep}: it must be a multiple of ",
-    )
-    for keep, devices in ((1025, 1), (510, 4))
-  ),
-  (dict(data__image_size=7), "image_size=7: resnet9 needs images of at least 8 pixels"),
-]
-
-
-@pytest.mark.parametrize("fields, sentence", TOGETHER)
-def test_fields_that_do_not_go_together_are_refused(fields, sentence):
-  with pytest.raises(UserError) as caught:
-    plan_with(**fields)
-  assert sentence in str(caught.value)
-
-
-def test_fields_that_go_together_are_not():
-  assert plan_with(batch_size=96, devices=8, **SQUARES).cutmix_steps == 520
+  least = dict(data__classes=2, augment__cutout=0, cost_per_hour=0.0, eval__batch_size=1)
+  most = dict(seed=2**31 - 1, schedule__warmup=0.999, data__mean=(), data__std=())
+  plan_with(**least, **most)
+  squares = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
+  assert plan_with(batch_size=96, devices=8, **squares).cutmix_steps == 520
   for name in ("schedule__segments", "optimizer__momentum_segments"):
-    assert plan_with(epochs=5.0, **{name: SEGMENTS}).epochs == 5
-
-
-def test_a_frozen_model_with_a_resting_head_is_refused():
-  config = fields_lib.base()
-  config.pretrained.update(path="weights.safetensors", freeze="backbone")
-  checked(config)
-  config.optimizer.head_rate_factor = 0.0
-  with pytest.raises(
-    UserError, match="config.optimizer.head_rate_factor=0.0 .*: nothing would be trained"
-  ):
-    checked(config)
+    assert plan_with(epochs=5.0, **{name: ((0, 2, 0.1, 0.5), (2, 5, 0.5, 0.1))}).epochs == 5
+  with pytest.raises(UserError, match="image_size=7: resnet9 needs images of at least 8 pixels"):
+    plan_with(data__image_size=7)

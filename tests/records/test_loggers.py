@@ -119,9 +119,8 @@ def test_a_package_that_is_missing_is_told_before_the_run(tmp_path, monkeypatch)
 def test_rows_of_a_killed_process_are_sent_by_the_next_one(tmp_path, monkeypatch):
   """The tracker had them, and may have lost them."""
   rows, sent, said = [epoch_row(number) for number in (1, 2, 3, 4)], [], []
-  package = types.SimpleNamespace(
-    log=lambda row, step: sent.append(step), finish=lambda: sent.append("end")
-  )
+  package = types.SimpleNamespace(finish=lambda: sent.append("end"))
+  package.log = lambda row, step: sent.append(step)
   monkeypatch.setitem(sys.modules, "sent", package)
 
   def open_run(tracker, identity, how):
@@ -192,16 +191,11 @@ def scalars(workdir):
   shown = {}
   for event in read_events(workdir):
     if event.HasField("session_log"):
-      for points in shown.values():
-        for x in [x for x in points if x >= event.step]:
-          del points[x]
+      for tag, points in shown.items():
+        shown[tag] = {x: value for x, value in points.items() if x < event.step}
     for value in event.summary.value:
       shown.setdefault(value.tag, {})[event.step] = value.simple_value
   return shown
-
-
-def write(workdir, rows, resume_step=None):
-  write_epochs(workdir, rows, resume_step, loggers=[tensorboard])
 
 
 # What imagenet18's training/logger.py and training/train_imagenet_nv.py write, but for the caches
@@ -241,7 +235,7 @@ def test_each_scalar_stands_over_the_examples_seen(tmp_path):
   figures = dict(loss=1.5, top1=0.5, top5=0.75, macro_top1=0.25, ece=0.125, seconds=3.5)
   more = {f"eval_{name}": value for name, value in figures.items()}
   more |= dict(skipped_steps=4, memory_gb=6.5, net_recv_gbit=0.5, net_transmit_gbit=0.25)
-  write(tmp_path, [epoch_row(1), epoch_row(2, **more)])
+  write_epochs(tmp_path, [epoch_row(1), epoch_row(2, **more)], loggers=[tensorboard])
   shown = scalars(tmp_path)
   assert {tag: points.get(2000) for tag, points in shown.items()} == SHOWN | {"first": None}
   assert shown["losses/xent"][1000] == 2.0 and 1000 not in shown["losses/test_1"]
@@ -265,10 +259,11 @@ def test_each_row_is_there_at_once_with_its_time(tmp_path, monkeypatch):
 
 
 def test_it_hides_what_a_resumed_run_does_again(tmp_path):
-  write(tmp_path, [epoch_row(1), epoch_row(2), epoch_row(3)])
+  how = dict(loggers=[tensorboard])
+  write_epochs(tmp_path, [epoch_row(1), epoch_row(2), epoch_row(3)], **how)
   # Within one second of the first: neither may overwrite the other's file.
-  write(tmp_path, [epoch_row(2, train_loss=9.0)], resume_step=15)
+  write_epochs(tmp_path, [epoch_row(2, train_loss=9.0)], resume_step=15, **how)
   assert len(list((tmp_path / "tensorboard").iterdir())) == 2
   assert scalars(tmp_path)["losses/xent"] == {1000: 2.0, 2000: 9.0}
-  write(tmp_path, [epoch_row(1, train_loss=8.0)])  # a new run
+  write_epochs(tmp_path, [epoch_row(1, train_loss=8.0)], **how)  # a new run
   assert scalars(tmp_path)["losses/xent"] == {1000: 8.0}

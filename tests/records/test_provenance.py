@@ -4,6 +4,7 @@ import platform
 import shutil
 import subprocess
 import types
+from unittest import mock
 
 import jax
 import pytest
@@ -14,23 +15,17 @@ from jaxspeed.records.meters import NetworkMeter, peak_memory
 from jaxspeed.records.provenance import commit, cpu_name, describe_device
 
 
-@pytest.mark.parametrize(
-  "platform, devices, cores, words",
-  [
+def test_devices_are_counted_and_named(tmp_path, monkeypatch):
+  monkeypatch.setattr("jaxspeed.records.provenance.cpu_name", lambda: "AMD EPYC")
+  for kind, devices, cores, words in (
     ("gpu", 2, 2, "2 x NVIDIA H100 80GB HBM3"),
     ("cpu", 8, 2, "CPU: AMD EPYC (2 cores, 8 devices)"),
     ("cpu", 1, 1, "CPU: AMD EPYC (1 core)"),
-  ],
-)
-def test_devices_are_counted_and_named(monkeypatch, platform, devices, cores, words):
-  one = types.SimpleNamespace(platform=platform, device_kind="NVIDIA H100 80GB HBM3")
-  monkeypatch.setattr(jax, "devices", lambda: [one] * devices)
-  monkeypatch.setattr("os.sched_getaffinity", lambda process: {*range(cores)}, raising=False)
-  monkeypatch.setattr("jaxspeed.records.provenance.cpu_name", lambda: "AMD EPYC")
-  assert describe_device() == words
-
-
-def test_cpu_name_comes_from_cpuinfo_where_there_is_one(tmp_path, monkeypatch):
+  ):
+    one = types.SimpleNamespace(platform=kind, device_kind="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(jax, "devices", lambda: [one] * devices)  # noqa: B023
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {*range(cores)}, raising=False)  # noqa: B023
+    assert describe_device() == words
   cpuinfo = tmp_path / "cpuinfo"
   cpuinfo.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\nprocessor\t: 1\n")
   assert cpu_name(str(cpuinfo)) == "AMD EPYC 9654"
@@ -74,14 +69,6 @@ def test_a_commit_is_the_head_with_its_changes_asked_once(tmp_path, monkeypatch)
   commit.cache_clear()
 
 
-def test_a_system_that_counts_no_bytes_has_no_rates(monkeypatch):
-  def refuse(**how):
-    raise FileNotFoundError("/proc/net/dev")
-
-  monkeypatch.setattr("psutil.net_io_counters", refuse)
-  assert NetworkMeter().rates() == {}
-
-
 def test_rates_are_gigabits_a_second_since_the_meter_was_made(monkeypatch):
   reads = iter([(5, 7), (5 + 10**9, 7 + 5 * 10**8), (5 + 3 * 10**9, 7 + 5 * 10**8)])
   seconds = iter([100.0, 104.0, 106.0])
@@ -91,6 +78,9 @@ def test_rates_are_gigabits_a_second_since_the_meter_was_made(monkeypatch):
   # 8 bits times 10^9 bytes over 4 s, and half as many bytes out.
   assert meter.rates() == pytest.approx({"net_recv_gbit": 2.0, "net_transmit_gbit": 1.0})
   assert meter.rates() == pytest.approx({"net_recv_gbit": 4.0, "net_transmit_gbit": 4 / 6})
+  monkeypatch.undo()
+  monkeypatch.setattr("psutil.net_io_counters", mock.Mock(side_effect=FileNotFoundError))
+  assert NetworkMeter().rates() == {}  # a system that counts no bytes
 
 
 def test_peak_memory_is_that_of_the_fullest_device_and_unknown_on_a_cpu():

@@ -28,6 +28,12 @@ def test_result_of_one_run(tmp_path):
   # A line for each class.
   assert '\n  "confusion": [\n    [3, 0],\n    [0, 0]\n  ]' in text
   assert read_result(tmp_path / "none") is None
+  # Where it comes from, without the folder of Python, which is of no use on another machine.
+  found = of_this_process()
+  program, *arguments = shlex.split(found["command"])
+  assert program == pathlib.Path(sys.orig_argv[0]).name and arguments == sys.orig_argv[1:]
+  assert found["device"] and set(found) == {"device", "versions", "commit", "command"}
+  assert of_this_process("fit('a')")["command"] == "fit('a')"
 
 
 def test_result_of_three_runs(tmp_path):
@@ -65,10 +71,27 @@ def test_result_of_three_runs(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_equal_runs_leave_no_doubt_and_warn_of_nothing():
+def test_what_several_runs_have_in_common():
+  # Equal runs leave no doubt, and warn of nothing.
   found = [result_of([one_result(top1)] * 3) for top1 in (0.94, 0.93, 0.1)]
   assert [result["p_value"] for result in found] == [0.0, 1.0, 1.0]
   assert {(result["sd"], result["ci95"], result["reached"]) for result in found} == {(0.0, 0.0, 0)}
+  # Each has its own best.
+  best = {"metric": "top1", "epoch": 2, "step": 20, "top1": 0.6, "loss": 1.0}
+  one, two = one_result(0.5, best=best, stopped_by="patience"), one_result(0.6, seed=2)
+  both = result_of([one, two])
+  assert not {"best", "stopped_by"} & both.keys()
+  assert [run.get("best") for run in both["runs"]] == [best, None]
+  assert [run.get("stopped_by") for run in both["runs"]] == ["patience", None]
+  flatters = "best top1: 60.000% after epoch 2, step 20; it was chosen on the test images, which fl"
+  assert format_result(result_of([one]))[-1].startswith(flatters)
+  # A cost is that of DAWNBench's seconds.
+  priced = {"config": CONFIG | {"cost_per_hour": 2.0}}
+  hit = one_result(0.94, seconds=SECONDS | {"dawn": 1800.0, "to_target": 900.0}, **priced)
+  missed = one_result(0.5, seconds=SECONDS | {"dawn": 5400.0}, **priced)
+  for rows, dawn, to_target in (([hit], 1.0, 0.5), ([missed], 3.0, None), ([hit, missed], 2, 0.5)):
+    assert result_of(rows)["cost_usd"] == {"dawn": dawn, "to_target": to_target}
+  assert "cost_usd" not in result_of([missed | {"config": CONFIG}])
 
 
 def test_figures_by_class_of_several_runs_are_means():
@@ -90,15 +113,6 @@ def test_figures_by_class_of_several_runs_are_means():
   assert older["macro_top1"] == 0.25 and "per_class" not in older
 
 
-def test_a_cost_is_that_of_dawnbenchs_seconds():
-  priced = {"config": CONFIG | {"cost_per_hour": 2.0}}
-  hit = one_result(0.94, seconds=SECONDS | {"dawn": 1800.0, "to_target": 900.0}, **priced)
-  missed = one_result(0.5, seconds=SECONDS | {"dawn": 5400.0}, **priced)
-  for rows, dawn, to_target in (([hit], 1.0, 0.5), ([missed], 3.0, None), ([hit, missed], 2, 0.5)):
-    assert result_of(rows)["cost_usd"] == {"dawn": dawn, "to_target": to_target}
-  assert "cost_usd" not in result_of([missed | {"config": CONFIG}])
-
-
 @pytest.mark.parametrize(
   "wrong",
   [{"top1": -1}, {"top1": 1e300}, {"seconds": {}}, {"evaluated_on": "train"}]
@@ -117,25 +131,3 @@ def test_a_result_that_no_run_has_is_neither_written_nor_read(wrong, tmp_path):
   del older["evaluated_weights"]
   (tmp_path / "result.json").write_text(json.dumps(older))
   assert read_result(tmp_path)["confusion"] == "confusion.npy"
-
-
-def test_a_result_says_where_it_comes_from():
-  found = of_this_process()
-  program, *arguments = shlex.split(found["command"])
-  # Without the folder of Python, which is of no use on another machine.
-  assert program == pathlib.Path(sys.orig_argv[0]).name and arguments == sys.orig_argv[1:]
-  assert found["device"] and set(found) == {"device", "versions", "commit", "command"}
-  assert of_this_process("fit('a')")["command"] == "fit('a')"
-
-
-def test_each_of_several_runs_has_its_own_best():
-  best = {"metric": "top1", "epoch": 2, "step": 20, "top1": 0.6, "loss": 1.0}
-  one, two = one_result(0.5, best=best, stopped_by="patience"), one_result(0.6, seed=2)
-  both = result_of([one, two])
-  assert not {"best", "stopped_by"} & both.keys()
-  assert [run.get("best") for run in both["runs"]] == [best, None]
-  assert [run.get("stopped_by") for run in both["runs"]] == ["patience", None]
-  assert format_result(result_of([one]))[-1] == (
-    "best top1: 60.000% after epoch 2, step 20; it was chosen on the test images, which flatters "
-    "it: the last epoch counts"
-  )

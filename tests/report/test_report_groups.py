@@ -26,14 +26,14 @@ def test_settings_are_compared(tmp_path):
     shutil.copy(folder / "config.json", folder.parent)
   text = shown(tmp_path)
   p = stats.ttest_ind(values[0.3], values[0.1], equal_var=False).pvalue
-  for words in (
-    f"p = {p:.2g}",
-    "2 settings",
-    "over 3 seeds",
-    "on the same 48 images; other images",
-  ):
+  for words in (f"p = {p:.2g}", "2 settings", "over 3 seeds", "on the same 48 images; other imag"):
     assert words in text, words
   assert "schedule.peak" in text and "optimizer.momentum" not in text and " of 3 runs)" not in text
+  # Areas from three seeds on.
+  for folders, areas in ((["run_000", "run_001"], False), ([""], True)):
+    found = curves(groups_in(*(tmp_path / "0.3" / name for name in folders)))
+    lines = [line for _, _, charts in found.charts for chart in charts for line in chart.drawn]
+    assert (any(line.low for line in lines), "Areas are" in found.note) == (areas, areas)
   change(tmp_path / "0.3" / "run_000" / "result.json", seconds={"to_target": None})
   assert " (2 of 3 runs)" in shown(tmp_path)
   # A run that trains does not count in the mean.
@@ -42,19 +42,8 @@ def test_settings_are_compared(tmp_path):
   (running / "metrics.jsonl").write_text(rows[0])
   groups = groups_in(tmp_path)
   assert groups[0].mean == pytest.approx(np.mean(values[0.3]))
-  assert [group.settings for group in groups] == [
-    {"schedule.peak": peak} for peak in ("0.3", "0.1")
-  ]
+  assert [group.settings["schedule.peak"] for group in groups] == ["0.3", "0.1"]
   assert [group.name for group in groups] == ["peak=0.3", "peak=0.1"]
-
-
-@pytest.mark.parametrize("seeds, areas", [(2, False), (3, True)])
-def test_curves_show_an_interval_from_three_seeds_on(tmp_path, seeds, areas):
-  for seed in range(seeds):
-    without_images(tmp_path / f"run_{seed:03}", seed=seed)
-  found = curves(groups_in(tmp_path))
-  lines = [line for _, _, charts in found.charts for chart in charts for line in chart.drawn]
-  assert (any(line.low for line in lines), "Areas are" in found.note) == (areas, areas)
 
 
 def test_groups_with_the_same_first_fields_are_told_apart_by_their_folders(tmp_path):
@@ -73,11 +62,6 @@ def test_groups_with_the_same_first_fields_are_told_apart_by_their_folders(tmp_p
   assert [group.folder for group in groups_in(tmp_path / "x", tmp_path / "y" / "b")] == ["", ""]
 
 
-def arrays_of(folder):
-  with np.load(folder / "predictions.npz") as file:
-    return dict(file)
-
-
 def test_accuracies_on_other_images_are_not_compared(tmp_path):
   """Three seeds of each of two settings: p needs two runs; then one test set is another one."""
   folders = [
@@ -85,6 +69,10 @@ def test_accuracies_on_other_images_are_not_compared(tmp_path):
     for peak in (0.1, 0.3)
     for seed in range(3)
   ]
+
+  def arrays_of(folder):
+    with np.load(folder / "predictions.npz") as file:
+      return dict(file)
 
   label = arrays_of(folders[0])["label"]
   for folder in folders:
@@ -109,57 +97,15 @@ def test_accuracies_on_other_images_are_not_compared(tmp_path):
   )
   assert words + sets in text and "The best: " not in text
   assert "t-test of equal means)" not in text and "points above" not in text
-  # A run that has not ended: what is known of it does not differ.
+  # Another number of images, or of classes, is another set; what is known of a run that has not
+  # ended does not differ.
   assert image_sets(groups) == [0, 1]
+  other = write_run(tmp_path / "other", images=64, peak=0.1, names=tuple("vwxyz"))
+  assert sorted(image_sets(groups_in(tmp_path))) == [0, 1, 2]
+  assert "64 test images of digits, 5 classes" in shown(tmp_path)
+  shutil.rmtree(other)
   (folders[3] / "result.json").unlink()
   assert image_sets(groups_in(folders[0], folders[3])) == [0, 0]
-
-
-def test_another_number_of_images_or_of_classes_is_another_set(tmp_path):
-  write_run(tmp_path / "a", images=48)
-  write_run(tmp_path / "b", images=64, peak=0.1)
-  write_run(tmp_path / "c", images=48, names=tuple("vwxyz"))
-  groups = groups_in(tmp_path)
-  assert sorted(image_sets(groups)) == [0, 1, 2]
-  text = shown(groups=groups)
-  for words in (
-    "48 test images of digits, 8 classes",
-    "digits, 5 classes",
-    "64 test images of digi",
-  ):
-    assert words in text
-
-
-def test_a_run_counts_once_and_an_accuracy_of_zero_counts(tmp_path):
-  folder = without_images(tmp_path / "a" / "run")
-  (tmp_path / "a" / "link").symlink_to(folder)
-  other = without_images(tmp_path / "b", seed=1, result={"top1": 0.0})
-  (group,) = groups_in(tmp_path / "a", folder, other)
-  assert group.finished == group.values and len(group.values) == 2 and 0.0 in group.values
-  assert "over 2 seeds: 0.00 % to" in shown(groups=[group])  # an interval ends at zero
-
-
-def test_a_seed_counts_once_and_the_page_says_so(tmp_path):
-  first, again = without_images(tmp_path / "a"), without_images(tmp_path / "b")
-  (again / "result.json").unlink()
-  other = without_images(tmp_path / "c", seed=1)
-  (group,) = groups_in(tmp_path)
-  assert [run.folder for run in group.runs] == [first, other]
-  assert [run.folder for run in group.repeated] == [again] and len(group.finished) == 2
-  text = shown(groups=[group])
-  assert "over 2 seeds" in text and f"left out: {again}." in text
-  assert "left out" not in shown(first) and "over 2 seeds" not in shown(first, again)
-
-
-def test_runs_on_other_data_or_classes_are_other_settings(tmp_path):
-  folders = [without_images(tmp_path / str(seed), seed=seed) for seed in range(3)]
-  change(folders[1] / "config.json", data={"path": "elsewhere"})
-  names = json.loads((folders[2] / "classes.json").read_text())
-  (folders[2] / "classes.json").write_text(dump_json(names[::-1]))
-  groups = groups_in(tmp_path)
-  assert len(groups) == 3
-  assert all({*group.settings} == {"data.path", "class names"} for group in groups)
-  assert "elsewhere" in shown(groups=groups)
 
 
 def test_settings_are_compared_by_one_metric(tmp_path):
@@ -174,32 +120,50 @@ def test_settings_are_compared_by_one_metric(tmp_path):
   assert [group.mean for group in groups_in(tmp_path / "top5", tmp_path / "top1")] == [0.75, 0.75]
 
 
-def test_a_run_without_a_target_has_none_in_its_report(tmp_path):
-  folders = [without_images(tmp_path / str(seed), seed=seed) for seed in range(2)]
-  words = "at least|at most|target"
-  assert re.search(words, shown(tmp_path).partition("Curves")[0])
-  for folder in folders:
-    change(folder / "config.json", target=0.0)
-    change(folder / "result.json", seconds={"to_target": None})
-  assert not re.search(words, shown(tmp_path).partition("Curves")[0])
+def test_a_run_and_a_seed_count_once_and_the_page_says_so(tmp_path):
+  first, again = without_images(tmp_path / "a"), without_images(tmp_path / "b")
+  (tmp_path / "link").symlink_to(first)
+  (again / "result.json").unlink()
+  other = without_images(tmp_path / "c", seed=1, result={"top1": 0.0})
+  (group,) = groups_in(tmp_path)
+  assert {run.folder.resolve() for run in group.runs} == {first, other}
+  assert [run.folder for run in group.repeated] == [again]
+  # An accuracy of zero counts, and an interval ends there.
+  assert len(group.values) == len(group.finished) == 2 and 0.0 in group.values
+  text = shown(groups=[group])
+  assert "over 2 seeds: 0.00 % to" in text and f"left out: {again}." in text
+  assert "left out" not in shown(first) and "over 2 seeds" not in shown(first, again)
 
 
-def test_a_mean_over_fewer_runs_says_over_how_many(tmp_path):
+def test_means_say_over_how_many_runs_and_settings_what_they_are_of(tmp_path):
+  folders = []
   for seed in range(3):
     compiled = {"wall": 3.0 if seed < 2 else None, "cold": None if seed else 60.0, "cached": None}
     result = dict(seconds={"dawn": 100.0 * seed, "compile": compiled})
-    without_images(tmp_path / str(seed), seed=seed, config={"cost_per_hour": 36.0}, result=result)
+    place, config = tmp_path / str(seed), {"cost_per_hour": 36.0}
+    folders.append(without_images(place, seed=seed, config=config, result=result))
   text = shown(tmp_path)
   assert "waited 3.00 s (2 of 3 runs), 60.0 s (1 of 3 runs) summed over threads" in text
   assert "whole run, from its start: 20.0 s" in text
   assert "cost a run: $1, $0.057 to the target" in text
-
-
-def test_a_setting_says_whether_its_runs_still_run(tmp_path):
-  for name, peak in (("a", 0.1), ("b", 0.3)):
-    write_run(tmp_path / name, peak=peak, finished=False)
-  with contextlib.closing(FolderLock(tmp_path / "a")):
-    with contextlib.closing(FolderLock(tmp_path / "b")):
-      pass
-    text = shown(tmp_path)
+  words = "at least|at most|target"
+  assert re.search(words, text.partition("Curves")[0])
+  # Without a target, none is in the report.
+  for folder in folders:
+    change(folder / "config.json", target=0.0)
+    change(folder / "result.json", seconds={"to_target": None})
+  assert not re.search(words, shown(tmp_path).partition("Curves")[0])
+  # Other data or classes are other settings.
+  change(folders[1] / "config.json", data={"path": "elsewhere"})
+  names = json.loads((folders[2] / "classes.json").read_text())
+  (folders[2] / "classes.json").write_text(dump_json(names[::-1]))
+  groups = groups_in(tmp_path)
+  assert len(groups) == 3
+  assert all({*group.settings} == {"data.path", "class names"} for group in groups)
+  # One that still runs, and one that stopped.
+  for folder in folders[:2]:
+    (folder / "result.json").unlink()
+  FolderLock(folders[1]).close()
+  with contextlib.closing(FolderLock(folders[0])):
+    text = shown(*folders[:2])
   assert re.search(r"\brunning\b", text) and re.search(r"\bstopped\b", text)

@@ -14,11 +14,9 @@ from made_plans import config_with
 
 import jaxspeed
 from jaxspeed.errors import UserError
-from jaxspeed.planning.make import make_plan
 from jaxspeed.run import epoch_report, restore
 from jaxspeed.run import predict as predict_lib
-from jaxspeed.run.best import METRICS, best_of, ranked
-from jaxspeed.run.epoch_report import planned_row, reason_to_stop
+from jaxspeed.run.epoch_report import reason_to_stop
 from jaxspeed.run.profile import Profile, check_steps, parse_steps
 from jaxspeed.run.restore import best_step
 from jaxspeed.run.saver import Saver
@@ -184,80 +182,60 @@ def test_a_trace_is_written_for_tensorboard_and_perfetto(whole):
   assert len([*session.glob("*trace.json.gz")]) == 2
 
 
-@pytest.fixture
-def record(monkeypatch, tmp_path):
-  """Takes the steps of epochs of three; returns those that were traced, and what is said."""
-  on = []
-  monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: on.append(True))
-  monkeypatch.setattr(jax.profiler, "stop_trace", on.clear)
-
-  def record(steps, *, step=0, end=9, whole=False):
-    seen, said = [], []
-
-    def feed(step, end):
-      while step < end:
-        first, step = step + 1, end if whole else step + 1
-        if on:
-          seen.extend(range(first, step + 1))
-        yield types.SimpleNamespace(step=step, carry=None)
-
-    hooks, feeds = types.SimpleNamespace(profile=steps), types.SimpleNamespace(whole_epochs=whole)
-    screen = types.SimpleNamespace(line=said.append)
-    run = types.SimpleNamespace(hooks=hooks, folder=tmp_path, feed=feeds, screen=screen)
-    profile = Profile(run)
-    with profile.open():
-      while step < end:
-        until = 3 * (step // 3 + 1)
-        for output in profile.traced(feed(step, until), None, step, until):
-          step = output.step
-    assert not on
-    return seen, said
-
-  return record
-
-
 @pytest.mark.parametrize(
   "steps, how, traced, said",
   [
-    ((1, 1), {}, [1], "trace of steps 1 to 1 is in"),
     ((2, 5), {}, [2, 3, 4, 5], "trace of steps 2 to 5 is in"),
     ((9, 9), {}, [9], "trace of steps 9 to 9 is in"),
     ((2, 5), {"step": 4}, [5], "trace of steps 5 to 5 is in"),
     ((2, 5), {"step": 5}, [], "took none of the steps 2 to 5"),
     ((3, 4), {"whole": True}, [1, 2, 3, 4, 5, 6], "trace of steps 1 to 6 is in"),
-    ((4, 6), {"whole": True}, [4, 5, 6], "trace of steps 4 to 6 is in"),
     # A run that ends early writes what it has.
     ((5, 8), {"end": 6}, [5, 6], "trace of steps 5 to 6 is in"),
     ((8, 9), {"end": 6}, [], "no trace is written: this start took none of the steps 8 to 9"),
     (None, {}, [], ""),
   ],
 )
-def test_the_steps_that_are_traced(record, steps, how, traced, said):
-  seen, told = record(steps, **how)
-  assert seen == traced and said in "".join(told) and len(told) == (steps is not None)
+def test_the_steps_that_are_traced(monkeypatch, tmp_path, steps, how, traced, said):
+  """Epochs of three steps, of which nothing is known but where they end."""
+  on, seen, told = [], [], []
+  monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: on.append(True))
+  monkeypatch.setattr(jax.profiler, "stop_trace", on.clear)
+  how = {"step": 0, "end": 9, "whole": False} | how
+
+  def feed(step, end):
+    while step < end:
+      first, step = step + 1, end if how["whole"] else step + 1
+      seen.extend(range(first, step + 1) if on else ())
+      yield types.SimpleNamespace(step=step, carry=None)
+
+  made = types.SimpleNamespace
+  hooks, feeds = made(profile=steps), made(whole_epochs=how["whole"])
+  profile = Profile(made(hooks=hooks, folder=tmp_path, feed=feeds, screen=made(line=told.append)))
+  with profile.open():
+    step = how["step"]
+    while step < how["end"]:
+      until = 3 * (step // 3 + 1)
+      for output in profile.traced(feed(step, until), None, step, until):
+        step = output.step
+  assert not on and seen == traced
+  assert said in "".join(told) and len(told) == (steps is not None)
 
 
-@pytest.mark.parametrize(
-  "text", ["5:3", "0:2", "-1:3", "a:b", "7", ":", "3:", "1:2:3", "1:٣", "1.5:2"]
-)
-def test_words_that_name_no_steps_are_a_mistake(text, tmp_path):
+def test_words_that_name_no_steps_are_a_mistake_before_anything_is_written(tmp_path):
   assert parse_steps("3:7") == (3, 7)
-  with pytest.raises(UserError, match="name the first and the last step to trace, counted from 1"):
-    parse_steps(text)
-
-
-def test_a_mistake_comes_before_anything_is_written(tmp_path):
+  for text in ("5:3", "0:2", "-1:3", "a:b", "7", ":", "3:", "1:2:3", "1:٣", "1.5:2"):
+    with pytest.raises(UserError, match="name the first and the last step to trace, counted fr"):
+      parse_steps(text)
   train = ("train", "--config=quickstart", f"--workdir={tmp_path / 'a'}")
   assert mistake(*train, "--profile=9:3").startswith("--profile=9:3: name the first")
   assert not (tmp_path / "a").exists()
   check_steps((1, 9), 9)
-  check_steps(None, 9)
   with pytest.raises(UserError, match="steps 3 to 10 cannot be traced .* the run has 9 steps"):
     check_steps((3, 10), 9)
-  assert "--profile: FIRST:LAST" in command("train", "--help").stdout
 
 
-def rows_of(*values, metric="top1"):
+def rows_of(*values):
   """Rows of epochs; None: without an evaluation; "nan": with a loss that is not finite."""
   rows = []
   for epoch, value in enumerate(values, start=1):
@@ -265,22 +243,9 @@ def rows_of(*values, metric="top1"):
     if value == "nan":
       row["eval_loss"] = None
     elif value is not None:
-      row |= {"eval_loss": 1.0, "eval_top1": 0.5, f"eval_{metric}": value}
+      row |= {"eval_loss": 1.0 + value, "eval_top1": value}
     rows.append(row)
   return rows
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_ranking_prefers_the_better_and_of_equals_the_earlier(metric):
-  draw = random.Random(0)
-  values = [draw.choice((0.1, 0.2, 0.3, None, "nan")) for _ in range(40)]
-  rows = rows_of(*values, metric=metric)
-  if metric != "top1":
-    for row in rows:
-      row.pop("eval_top1", None)
-  known = [(value, 10 * i) for i, value in enumerate(values, 1) if isinstance(value, float)]
-  expected = sorted(known, key=lambda each: (-each[0] if METRICS[metric] else each[0], each[1]))
-  assert [row["step"] for row in ranked(rows, metric)] == [step for _, step in expected]
 
 
 def keras_stop(values, patience):
@@ -310,53 +275,34 @@ def test_patience_counts_as_keras_does():
     rows = rows_of(*values)
     ends = [n for n in range(1, 13) if reason_to_stop(rows[:n], configs[patience])]
     assert (ends or [None])[0] == keras_stop(values, patience), (values, patience)
-  assert not reason_to_stop(rows_of(0.3, 0.2, 0.1), config_with())
-  assert not reason_to_stop([], config_with(patience=1))
 
 
-def test_the_target_comes_before_patience():
-  rows = rows_of(0.9, 0.9)
-  assert reason_to_stop(rows, config_with(patience=1, stop_at_target=True, target=0.8)) == "target"
-  assert reason_to_stop(rows, config_with(patience=1, target=0.8)) == "patience"
-  assert reason_to_stop([*rows, *rows_of(None)], config_with(patience=1)) == ""
-  assert (
-    reason_to_stop(rows, config_with(stop_at_target=True, target=0.0)) == ""
-  )  # 0: there is none
+PATIENT = {"patience": 1}
 
 
-def test_nothing_follows_a_top5_accuracy_of_five_classes():
-  rows = [{"step": step, "eval_loss": 1.0, "eval_top1": 0.5} for step in (1, 2, 3)]
-  for classes, reason in ((5, ""), (10, "patience")):
-    fields = {"data.classes": classes, "target_metric": "top5", "patience": 1}
-    assert reason_to_stop(rows, config_with(**fields)) == reason
-  assert best_of(rows, config_with(**{"checkpoint.keep_best": "top5"})) is None
+@pytest.mark.parametrize(
+  "values, fields, reason",
+  [
+    ((0.3, 0.2, 0.1), {}, ""),
+    ((), PATIENT, ""),
+    ((0.9, 0.9), PATIENT | dict(stop_at_target=True, target=0.8), "target"),
+    ((0.9, 0.9), PATIENT | dict(target=0.8), "patience"),
+    ((0.9, 0.9, None), PATIENT, ""),
+    ((0.9,), dict(stop_at_target=True, target=0.0), ""),  # 0: there is none
+    # Nothing follows a top-5 accuracy of five classes.
+    ((0.9, 0.9), PATIENT | dict(target_metric="top5", data__classes=5), ""),
+    ((0.9, 0.9), PATIENT | dict(target_metric="top5", data__classes=10), "patience"),
+  ],
+)
+def test_why_a_run_ends_after_its_last_row(values, fields, reason):
+  assert reason_to_stop(rows_of(*values), config_with(**fields)) == reason
 
 
 def test_the_best_step_is_among_the_rows_that_a_resumed_run_keeps(tmp_path, monkeypatch):
   with pytest.raises(UserError, match="has no evaluation with top1, so that none is the best"):
     best_step(tmp_path, config_with())
-  rows = [row | dict(examples=9, world=1, dawn_seconds=1.0) for row in rows_of(0.2, 0.6, 0.9)]
+  rows = [row | dict(examples=9, world=1, dawn_seconds=1.0) for row in rows_of(0.2, 0.6, 0.1, 0.9)]
   (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-  for saved, changed, best in (
-    (20, {}, 20),
-    (30, {}, 30),
-    (30, {"checkpoint.keep_best": "loss"}, 10),
-  ):
+  for saved, metric, best in ((20, "none", 20), (40, "top1", 40), (40, "loss", 30)):
     monkeypatch.setattr(restore, "steps_of", lambda _: [saved])  # noqa: B023
-    assert best_step(tmp_path, config_with(**changed)) == best
-
-
-def test_a_result_has_the_best_evaluation_in_its_words():
-  found = best_of(rows_of(0.2, 0.6, 0.4), config_with(**{"checkpoint.keep_best": "top1"}))
-  assert found == {"metric": "top1", "epoch": 2, "step": 20, "top1": 0.6, "loss": 1.0}
-  assert best_of(rows_of(0.2), config_with()) is None
-
-
-@pytest.mark.parametrize(
-  "name, own, momentum", [("sgd", "", 0.75), ("adamw", "", None), ("sgd", "scale_by_adam", None)]
-)
-def test_a_row_has_the_momentum_of_an_optimizer_that_has_one(name, own, momentum):
-  fields = {"optimizer.name": name, "optimizer.momentum": 0.75, "given.optimizer": own}
-  planned = make_plan(config_with(**fields), devices=1)
-  spec = types.SimpleNamespace(config=config_with(**fields), plan=planned, devices=1)
-  assert planned_row(spec, 1).get("momentum") == momentum
+    assert best_step(tmp_path, config_with(checkpoint__keep_best=metric)) == best

@@ -21,12 +21,7 @@ from jaxspeed.planning.make import make_plan
 from jaxspeed.run import predict as predict_lib
 from jaxspeed.run import predict_csv
 from jaxspeed.run.predict import BrokenImage, Predictor
-from jaxspeed.run.predict_csv import (
-  _line,
-  _without_apostrophe,
-  find_images,
-  write_csv,
-)
+from jaxspeed.run.predict_csv import find_images, write_csv
 from jaxspeed.run.restore import Weights
 from jaxspeed.steps.spec import make_train_spec
 
@@ -76,10 +71,6 @@ def written(predictor, images, path, top=3):
     return list(csv.reader(file)), done
 
 
-def one_by_one(predictor, paths):
-  return [row for path in paths for row in predictor.rows([path])]
-
-
 def test_a_table_has_the_probabilities_that_files_get_one_by_one(predictor, photos, tmp_path):
   images = find_images([str(photos)])
   assert len(images.paths) == 12 and images.names == images.paths
@@ -91,7 +82,7 @@ def test_a_table_has_the_probabilities_that_files_get_one_by_one(predictor, phot
   assert (done.images, done.broken) == (12, 1) and done.seconds > 0
   shown = [name.replace("\udce9", "\\xe9") for name in images.paths]
   assert [row[0] for row in rows] == shown
-  alone = one_by_one(predictor, images.paths)
+  alone = [row for path in images.paths for row in predictor.rows([path])]
   labels = [name.replace("\udcff", "\\xff") for name in NAMES]
   for row, path, expected in zip(rows, images.paths, alone, strict=True):
     if path.endswith("x.jpg"):
@@ -102,12 +93,8 @@ def test_a_table_has_the_probabilities_that_files_get_one_by_one(predictor, phot
     # Six digits are written.
     found = [float(cell) for cell in row[2:7:2]]
     np.testing.assert_allclose(found, [p for _, p in expected], rtol=5e-6)
-
-
-def test_devices_share_a_batch_and_say_the_same(predictor, photos):
-  paths = find_images([str(photos)]).paths
-  found = list(predictor_on(2).rows(paths))
-  for one, other in zip(one_by_one(predictor, paths), found, strict=True):
+  # Devices share a batch.
+  for one, other in zip(alone, predictor_on(2).rows(images.paths), strict=True):
     if not isinstance(one, BrokenImage):
       np.testing.assert_allclose(one, other, rtol=1e-12)
 
@@ -120,6 +107,20 @@ def test_a_list_names_its_images_as_it_does(predictor, photos, tmp_path):
   (_, one, gone, two, _), _ = written(predictor, images, tmp_path / "a.csv", top=1)
   assert one == two and one[1:3] != ["", ""]
   assert gone == ["photos/gone.png", "", "", "there is no such file"]
+  # A cell that a spreadsheet would compute is text, and a table is a list too.
+  quoted = [(name, f"'{name}") for name in ("=1+1.png", "+a.png", "-a.png", "@a.png")]
+  for name, cell in (*quoted, ("'a.png", "'a.png")):
+    listed.write_text(f"path\n{cell}\n")
+    images = find_images([str(listed)])
+    (_, (shown, *_)), _ = written(predictor, images, tmp_path / "a.csv", top=1)
+    assert (images.names, shown) == ([name], cell)
+  listed.write_text("name\na.png\n")
+  for name, words in (
+    (listed, "has no column file: its first line must name the columns, with commas "),
+    ("none.csv", "cannot be read .No such file"),
+  ):
+    with pytest.raises(UserError, match=words):
+      find_images([str(name)])
 
 
 def test_what_is_no_file_in_a_folder_or_list_is_a_row_with_an_error(predictor, tmp_path):
@@ -146,18 +147,6 @@ def test_what_is_no_file_in_a_folder_or_list_is_a_row_with_an_error(predictor, t
     "there is no such file",
     "it is no regular file",
   ]
-
-
-def test_what_lists_no_images_is_a_sentence(tmp_path):
-  (tmp_path / "list.csv").write_text("name\na.png\n")
-  (tmp_path / "empty").mkdir()
-  for name, words in (
-    ("list.csv", "has no column file: its first line must name the columns, with commas "),
-    ("none.csv", "cannot be read .No such file"),
-    ("empty", r"empty holds no image \(.jpg"),
-  ):
-    with pytest.raises(UserError, match=words):
-      find_images([str(tmp_path / name)])
 
 
 def test_few_photos_are_decoded_at_a_time_and_few_are_read_ahead(predictor, monkeypatch):
@@ -239,9 +228,3 @@ def test_where_no_table_can_be_written_nothing_is_loaded(photos, tmp_path):
   ):
     sentence = mistake("predict", "--workdir=run", str(source), f"--csv={out}")
     assert sentence.startswith(f"--csv={out} {words}")
-
-
-@pytest.mark.parametrize("name", ["=1+1.png", "+a.png", "-a.png", "@a.png"])
-def test_a_cell_that_a_spreadsheet_would_compute_is_text(name):
-  assert _line([name, "a=b", "0.5"]) == f"'{name},a=b,0.5\n"
-  assert _without_apostrophe(f"'{name}") == name and _without_apostrophe("'a'") == "'a'"

@@ -1,7 +1,6 @@
 """Runs and their data: hold-outs, arrays of one's own, and data of another kind."""
 
 import json
-import math
 import re
 import shutil
 
@@ -52,12 +51,8 @@ def test_tuning_leaves_the_test_set_alone(tmp_path, capsys):
   # A tenth of each class of the 1,500 training digits; a plan without them counts 150.
   data = json.loads((folder / "config.json").read_text())["data"]
   assert (data["train_images"], data["eval_images"]) == (1348, 152)
-  assert "152 of 1,500 training images, 10 % of each class, are held out for tuning" in printed
-  assert "evaluation of 152 held-out images" in printed
   assert "evaluated  152 held-out images" in printed and "test images" not in printed
   assert result["evaluated_on"] == "validation"
-  # 152 images: the accuracy is a multiple of 1 / 152.
-  assert math.isclose(result["top1"] * 152, round(result["top1"] * 152), abs_tol=1e-6)
   (row,) = evaluate(folder)
   assert (row["images"], row["evaluated_on"]) == (152, "validation")
   assert (row["top1"], row["loss"]) == (
@@ -73,8 +68,13 @@ def test_tuning_leaves_the_test_set_alone(tmp_path, capsys):
   steps = read_metrics(folder)[-1]["step"]
   assert (planned.train_images, planned.eval_images) == (1350, 150)
   assert planned.total_steps == steps == 2 * (1348 // 160)
-  with pytest.raises(UserError, match="config.tune_on: 'validation' -> 'test'"):
-    train(digits(), str(folder))
+  for fields, words in (
+    ({}, "config.tune_on: 'validation' -> 'test'"),
+    ({"data.image_size": 12}, r"have 8 x 8 pixels .* set --config.data.image_size=8"),
+    ({"tune_on": "validation", "data.hold_out": 1.0}, "hold_out=1 leaves no images to train on"),
+  ):
+    with pytest.raises(UserError, match=words):
+      train(digits(**fields), str(tmp_path / "b" if fields else folder))
 
 
 def test_a_share_has_no_effect_on_data_with_evaluation_images(tmp_path):
@@ -123,41 +123,20 @@ def test_own_arrays_decide_their_size_and_classes(tmp_path, capsys):
   assert {name for name, _ in row} == {"cat", "dog", "red fox"}
 
 
-@pytest.mark.parametrize(
-  "size, classes, words",
-  [
+def test_a_run_is_evaluated_on_data_of_its_kind_and_names_only(finished, tmp_path):
+  config = load_config(finished[0])
+  for size, classes, words in (
     (12, 10, "has data.image_size=12, and the run in .* was trained with 8: set --conf"),
     (8, 3, "has data.classes=3, and the run in .* was trained with 10: set --conf"),
-  ],
-)
-def test_a_run_is_evaluated_on_data_of_its_kind_only(finished, tmp_path, size, classes, words):
-  config = load_config(finished[0])
-  config.data.path = str(write_arrays(tmp_path / "other", size=size, classes=classes))
-  with pytest.raises(UserError, match=words):
-    evaluate(finished[0], config=config)
-
-
-def test_a_run_is_not_evaluated_under_other_names_of_its_classes(finished, tmp_path):
-  """Data without any name in common may be evaluated: they number their classes only."""
+  ):
+    config.data.path = str(write_arrays(tmp_path / str(size), size=size, classes=classes))
+    with pytest.raises(UserError, match=words):
+      evaluate(finished[0], config=config)
   folder = shutil.copytree(finished[0], tmp_path / "run")
   names = json.loads((folder / "classes.json").read_text())
   (folder / "classes.json").write_text(json.dumps([*names[1:], names[0]]))
   with pytest.raises(UserError, match="names the class 1, and the data set has the class 0 in"):
     evaluate(folder)
+  # Data without any name in common number their classes only.
   (folder / "classes.json").write_text(json.dumps([f"digit {name}" for name in names]))
   assert evaluate(folder)[0]["top1"] == finished[1]["top1"]
-
-
-@pytest.mark.parametrize(
-  "fields, words",
-  [
-    ({"data.image_size": 12}, r"have 8 x 8 pixels .* set --config.data.image_size=8"),
-    (
-      {"tune_on": "validation", "data.hold_out": 1.0},
-      "config.data.hold_out=1 leaves no images to train on",
-    ),
-  ],
-)
-def test_data_that_cannot_be_trained_on_are_a_mistake(tmp_path, fields, words):
-  with pytest.raises(UserError, match=words):
-    train(digits(**fields), str(tmp_path / "a"))

@@ -74,65 +74,56 @@ def as_link(path):
   path.symlink_to("../elsewhere")
 
 
-FILES = "metrics.jsonl classes.json result.json config.json owner.json run.lock".split()
-FOLDERS = "checkpoints tensorboard profile run_000".split()
-KINDS = [(name, put, "file") for name in FILES for put in (pathlib.Path.mkdir, os.mkfifo)]
-KINDS += [(name, put, "folder") for name in FOLDERS for put in (pathlib.Path.touch, as_link)]
+KINDS = {
+  "file": "metrics.jsonl classes.json result.json config.json owner.json run.lock".split(),
+  "folder": "checkpoints tensorboard profile run_000".split(),
+}
+PUTS = {"file": (pathlib.Path.mkdir, os.mkfifo), "folder": (pathlib.Path.touch, as_link)}
 
 
-@pytest.mark.parametrize("name, put, kind", KINDS)
-def test_what_is_of_another_kind_is_not_written_or_followed(run, tmp_path, name, put, kind):
-  folder = shutil.copytree(run, tmp_path / "a")
-  if kind == "file":
-    (folder / name).unlink()
-  shutil.rmtree(folder / name, ignore_errors=True)
-  put(folder / name)
-  before = contents(tmp_path)
-  words = f"{name} is no {kind}.*, and a run writes a {kind} of that name: move it away"
-  with pytest.raises(UserError, match=words):
-    train(digits(), str(folder))
-  assert contents(tmp_path) == before
-
-
-def left_untrained(folder):
-  """A folder as a run leaves it that ends in its first steps."""
-  folder.mkdir()
-  stored.save(digits(), folder / "config.json")
-  (folder / "classes.json").write_text('["cat"]')
-  (folder / "metrics.jsonl").touch()
-  (folder / "tensorboard").mkdir()
-  return folder
-
-
-def test_a_run_without_a_checkpoint_is_replaced_by_one_of_another_config(tmp_path, caplog):
-  folder = left_untrained(tmp_path / "a")
-  pin_config(folder, digits())
-  assert (folder / "classes.json").exists() and not caplog.messages
-  pin_config(folder, digits(seed=5))
-  assert os.listdir(folder) == ["config.json"] and load_config(folder).seed == 5
-  (said,) = caplog.messages
-  assert said == f"{folder} held a run of another config without a checkpoint: this one replaces it"
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind in KINDS for name in KINDS[kind]])
+def test_what_is_of_another_kind_is_not_written_or_followed(run, tmp_path, kind, name):
+  for number, put in enumerate(PUTS[kind]):
+    folder = shutil.copytree(run, tmp_path / f"{number}" / "a")
+    if kind == "file":
+      (folder / name).unlink()
+    shutil.rmtree(folder / name, ignore_errors=True)
+    put(folder / name)
+    before = contents(tmp_path)
+    words = f"{name} is no {kind}.*, and a run writes a {kind} of that name: move it away"
+    with pytest.raises(UserError, match=words):
+      train(digits(), str(folder))
+    assert contents(tmp_path) == before
 
 
 LOSSES = "result.json metrics.jsonl tensorboard/notes.txt broken_images.tsv profile/x".split()
 LOSSES += "checkpoints/9/x run_000/checkpoints/9/x loggers/wandb/id".split()
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_run_with_something_to_lose_is_not_replaced(tmp_path, name):
-  folder = left_untrained(tmp_path / "a")
-  (folder / name).parent.mkdir(parents=True, exist_ok=True)
-  (folder / name).write_text("{}")
-  before = contents(folder)
-  words = "holds a run of another config .config.seed: 0 -> 5.: choose"
-  with pytest.raises(UserError, match=words):
-    pin_config(folder, digits(seed=5))
-  words = (
-    r"config.data.train_images: 1500 -> 29.: .* undo the changes, in the images too, to resume"
-  )
-  with pytest.raises(UserError, match=words):
-    pin_config(folder, digits(**{"data.train_images": 29}))
-  assert contents(folder) == before
+def test_a_run_is_replaced_by_one_of_another_config_if_nothing_is_lost(tmp_path, caplog):
+  # As a run leaves it that ends in its first steps.
+  folder = tmp_path / "a"
+  folder.mkdir()
+  stored.save(digits(), folder / "config.json")
+  (folder / "classes.json").write_text('["cat"]')
+  (folder / "metrics.jsonl").touch()
+  (folder / "tensorboard").mkdir()
+  for number, name in enumerate(LOSSES):
+    other = shutil.copytree(folder, tmp_path / str(number))
+    (other / name).parent.mkdir(parents=True, exist_ok=True)
+    (other / name).write_text("{}")
+    before = contents(other)
+    with pytest.raises(UserError, match=r"holds a run of another config .config.seed: 0 -> 5.: ch"):
+      pin_config(other, digits(seed=5))
+    words = r"train_images: 1500 -> 29.: .* undo the changes, in the images too, to resume"
+    with pytest.raises(UserError, match=words):
+      pin_config(other, digits(**{"data.train_images": 29}))
+    assert contents(other) == before, name
+  pin_config(folder, digits())
+  assert (folder / "classes.json").exists() and not caplog.messages
+  pin_config(folder, digits(seed=5))
+  assert os.listdir(folder) == ["config.json"] and load_config(folder).seed == 5
+  assert "held a run of another config without a checkpoint" in caplog.text
 
 
 def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
@@ -153,22 +144,17 @@ def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
 # The last checkpoint
 
 
-def no_room(monkeypatch, full) -> None:
-  """A disk that has no room for a checkpoint if `full` says so of its folder and step."""
+@pytest.mark.parametrize("on_error", ["continue", "stop"])
+def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkeypatch, on_error):
+  folder, config = tmp_path / "a", digits(**{"checkpoint.on_error": on_error})
   save = checkpoint.save
 
-  def saving(folder, step, *arguments, **options) -> None:
-    if full(folder, step):
+  def saving(folder, step, *arguments, **options):
+    if step == 18:
       raise OSError(errno.ENOSPC, "No space left on device")
     save(folder, step, *arguments, **options)
 
   monkeypatch.setattr(checkpoint, "save", saving)
-
-
-@pytest.mark.parametrize("on_error", ["continue", "stop"])
-def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkeypatch, on_error):
-  folder, config = tmp_path / "a", digits(**{"checkpoint.on_error": on_error})
-  no_room(monkeypatch, lambda _, step: step == 18)
   words = r"of step 18 could not be written .*\(No space left on device\): the run stops, the last "
   for _ in range(2):
     with pytest.raises(UserError, match=words + "whole checkpoint is of step "):
@@ -180,17 +166,6 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkey
   result = train(config, str(folder))
   assert result["top1"] == json.loads((run / "result.json").read_text())["top1"]
   assert evaluate(folder)[0]["top1"] == result["top1"]
-
-
-def test_one_of_several_runs_without_its_last_checkpoint(tmp_path, monkeypatch):
-  folder, config = tmp_path / "two", digits(runs=2, epochs=1.0)
-  no_room(monkeypatch, lambda place, _: place.name == "run_001")
-  with pytest.raises(UserError, match="run_001/checkpoints .No space left .*: the run stops"):
-    train(config, str(folder))
-  results = sorted(path.parent.name for path in folder.rglob("result.json"))
-  assert results == ["run_000"]
-  monkeypatch.undo()
-  assert train(config, str(folder))["n"] == 2
 
 
 def test_a_checkpoint_waits_for_the_rows_before_it(tmp_path, monkeypatch):
@@ -265,15 +240,9 @@ NOWHERE = "cannot be created or written"
 
 @pytest.mark.parametrize(
   "workdir, words",
-  [
-    ("file", NOWHERE),
-    ("file/run", NOWHERE),
-    ("/proc/run", NOWHERE),
-    ("gs://bucket/run", "gs://bucket/run is no local folder"),
-    ("a\udcff", "utf-8. codec"),
-    ("a/" + "b" * 300, f"{NOWHERE} .File name too long"),
-    ("a/\0b", f"{NOWHERE} .*null"),
-  ],
+  [("file", NOWHERE), ("file/run", NOWHERE), ("/proc/run", NOWHERE), ("a/\0b", f"{NOWHERE} .*null")]
+  + [("gs://bucket/run", "gs://bucket/run is no local folder"), ("a\udcff", "utf-8. codec")]
+  + [("a/" + "b" * 300, f"{NOWHERE} .File name too long")],
 )
 def test_a_place_for_no_folder_is_refused(tmp_path, monkeypatch, workdir, words):
   if workdir.startswith("/proc") and not os.path.isdir("/proc/self"):
@@ -316,11 +285,8 @@ def test_a_config_of_something_else_is_refused_as_it_is(tmp_path, text):
   assert contents(tmp_path) == {"config.json": text.encode()}
 
 
-@pytest.mark.parametrize(
-  "names", [[], [".owner.lock", "run.lock"], [".owner.lock", ".jaxspeed-0123456789abcdef"]]
-)
-def test_what_a_killed_start_or_a_new_disk_leaves_is_nobodys(tmp_path, names):
-  for name in names:
+def test_what_a_killed_start_or_a_new_disk_leaves_is_nobodys(tmp_path):
+  for name in (".owner.lock", "run.lock", ".jaxspeed-0123456789abcdef"):
     (tmp_path / name).touch()
   for name in ("lost+found", "checkpoints"):
     (tmp_path / name).mkdir()
@@ -355,7 +321,13 @@ def test_a_refused_start_leaves_what_was_there_or_may_be_lost(
   assert (set(os.listdir(folder)) if folder.exists() else None) == left
 
 
-def test_what_another_start_wrote_meanwhile_stays(tmp_path, monkeypatch):
+def test_what_another_start_wrote_or_holds_stays(tmp_path, monkeypatch):
+  with taken(tmp_path / "held"):
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match="is in use by start 1"), taken(tmp_path / "held"):
+      pass
+    assert contents(tmp_path) == before
+
   def faster(path, **options):
     stored.save(digits(), path / "config.json")
     return FolderLock(path, **options)
@@ -364,14 +336,6 @@ def test_what_another_start_wrote_meanwhile_stays(tmp_path, monkeypatch):
   with pytest.raises(UserError, match="no"), taken(tmp_path / "a"):
     raise UserError("no")
   assert (tmp_path / "a" / "config.json").exists()
-
-
-def test_a_start_that_is_refused_for_another_one_leaves_that_alone(tmp_path):
-  with taken(tmp_path / "a"):
-    before = contents(tmp_path)
-    with pytest.raises(UserError, match="is in use by start 1"), taken(tmp_path / "a"):
-      pass
-    assert contents(tmp_path) == before
 
 
 def test_what_fails_before_the_first_step_leaves_no_folder_behind(tmp_path, monkeypatch):

@@ -66,20 +66,19 @@ def nameless(weighed, folder):
 
 def test_weights_are_evaluated_without_a_run(trained, weighed, tmp_path):
   config, _, result = trained
-  weighed.eval.mode = "center,flip"
-  weighed.data.classes = 1000  # the recipe's, which the folder overrules
-  rows = evaluate_pretrained(weighed)
-  assert [row["mode"] for row in rows] == ["center", "flip"]
-  assert rows[0]["top1"] == result["top1"] and rows[0]["images"] == 13
+  config = config.copy_and_resolve_references()
+  config.data.classes = 1000  # the recipe's, which the folder overrules
   stored.save(config, tmp_path / "config.json")
   (tmp_path / "recipe.py").write_text(
     "import pathlib\nfrom jaxspeed.config import stored\n"
     "def get_config():\n"
     "  return stored.load(pathlib.Path(__file__).with_name('config.json'))\n"
   )
-  path = f"--config.pretrained.path={weighed.pretrained.path}"
-  done = command("evaluate", "--json", f"--config={tmp_path / 'recipe.py'}", path)
-  assert done.returncode == 0 and json.loads(done.stdout)["top1"] == result["top1"], done
+  flags = f"--config.pretrained.path={weighed.pretrained.path}", "--config.eval.mode=center,flip"
+  done = command("evaluate", "--json", f"--config={tmp_path / 'recipe.py'}", *flags)
+  rows = [json.loads(line) for line in done.stdout.splitlines()]
+  assert [row["mode"] for row in rows] == ["center", "flip"], done
+  assert rows[0]["top1"] == result["top1"] and rows[0]["images"] == 13
 
 
 def test_predictions_with_weights_are_those_of_their_run(trained, weighed, tmp_path):
