@@ -55,13 +55,12 @@ def test_levels_exit_codes_and_a_check_that_fails(monkeypatch):
   assert done.returncode == 1 and "3 things to mend: software, machine\n" in done.stdout
   assert "machine could not be examined: ZeroDivisionError: " in done.stdout
   assert "ceilings" in done.stdout
-
-
-def test_mistakes_in_flags(tmp_path):
-  missing = tmp_path / "none"
-  assert mistake("doctor", f"--data={missing}").startswith(f"--data={missing} does not exist: ")
-  assert "is not a folder" in mistake("doctor", f"--data={__file__}")
-  assert "there is no" in mistake("doctor", "--config=imagenet19")
+  for flag, words in (
+    ("--data=/none", "--data=/none does not exist: "),
+    (f"--data={__file__}", "is not a folder"),
+    ("--config=imagenet19", "there is no"),
+  ):
+    assert words in mistake("doctor", flag)
 
 
 def doctor(tmp_path, plugin, *arguments, **variables):
@@ -98,7 +97,6 @@ def test_a_plugin_that_fails_on_a_machine_without_tensorflow_and_home(tmp_path):
 @pytest.mark.parametrize(
   "plugin, variables, words",
   [
-    ("raise KeyError(3)", {}, "JAX's plugin odd failed: KeyError: 3 python -c 'import jax_plugins"),
     ("raise SystemExit(3)", {}, "JAX found no device: exit code 3"),
     ("import os; os.abort()", {}, "JAX found no device: exit code -6"),
     ("", {"XLA_FLAGS": "--xla_nope=1"}, "Unknown flag in XLA_FLAGS: --xla_nope=1 unset XLA_FLAGS"),
@@ -113,10 +111,8 @@ def test_a_runtime_that_raises_or_dies_is_a_finding(tmp_path, plugin, variables,
 def test_a_runtime_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
   (tmp_path / "hangs.py").write_text(
     "import subprocess, sys, time\n"
-    "print(sys.argv[1], flush=True)\n"
-    "print('noise', flush=True)\n"
-    "subprocess.Popen(['sleep', '60'])\n"
-    "time.sleep(60)\n"
+    "print(sys.argv[1], 'noise', sep='\\n', flush=True)\n"
+    "subprocess.Popen(['sleep', '60']).wait()\n"
   )
   monkeypatch.syspath_prepend(str(tmp_path))
   start = time.monotonic()

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import shlex
 
+import jax
 import psutil
 import pytest
 import tiny_sets
@@ -22,14 +23,13 @@ def test_requirements_that_are_not_met(monkeypatch):
   lines = ["numpy>=1", "jax<0.1", 'pillow>=999; extra == "x"', "no-such-package", "clu; extra=='y'"]
   monkeypatch.setattr(importlib.metadata, "requires", lambda _: lines)
   found = [(str(required), have) for required, have in rules.unmet("jaxspeed", "x")]
-  jax, pillow = map(importlib.metadata.version, ("jax", "pillow"))
-  assert found[0] == ("jax<0.1", jax) and found[1][1] == pillow
+  assert found[0] == ("jax<0.1", jax.__version__) and found[1][1]
   assert found[2] == ("no-such-package", None) and len(found) == 3
   (_, mended, missing) = rules.check_software()
   assert mended.advice == "pip install 'jax<0.1'" and missing.level == "mend"
 
 
-def test_a_container_s_limits_count(tmp_path, monkeypatch):
+def test_a_container_s_limits_count_and_a_busy_machine_and_a_full_disk(tmp_path, monkeypatch):
   memory = psutil.virtual_memory()._replace(total=64 * 10**9, available=60 * 10**9)
   monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
   assert machine.host_memory(tmp_path) == (64 * 10**9, 60 * 10**9)
@@ -43,12 +43,9 @@ def test_a_container_s_limits_count(tmp_path, monkeypatch):
   for name in ("memory.max", "cpu.max"):
     (tmp_path / name).write_text("max 100000")
   assert machine.host_memory(tmp_path)[0] == 64 * 10**9 and machine.cpus(tmp_path) >= 1
-
-
-def test_a_busy_machine_and_a_full_disk(monkeypatch):
-  monkeypatch.setattr(psutil, "getloadavg", lambda: (1e4, 0.0, 0.0))
   room = psutil.disk_usage("/")._replace(free=10**9)
   monkeypatch.setattr(psutil, "disk_usage", lambda _: room)
+  monkeypatch.setattr(psutil, "getloadavg", lambda: (1e4, 0.0, 0.0))
   found = {each.advice: each.level for each in machine.check() if each.advice}
   assert found == {"top": "hint", "df -h .": "mend"}
 
@@ -84,53 +81,27 @@ def test_gpus_by_their_files(tmp_path):
   assert devices.gpu_files(tmp_path) == ("/dev/nvidia0",)
 
 
-def checked(monkeypatch, code, error, *said):
-  """What is found of the devices where a process says some facts and ends so."""
-  monkeypatch.setattr(child, "run", lambda *_, **__: child.Ended(code, [*said], error))
-  monkeypatch.setattr(devices, "gpu_files", lambda: ())
-  return [*devices.check(devices.probe())]
-
-
-def test_gpus_of_the_driver(monkeypatch):
+def test_what_a_process_says_of_the_devices(monkeypatch):
   gpu = {"name": "NVIDIA H100", "capability": [9, 0], "memory": 85 * 10**9, "used": 5 * 10**8}
   driver = {"driver": "580.65.06", "gpus": [gpu]}
   seen = {"platform": "gpu", "kinds": [*ON_H100.kinds]}
-  found = [each.what for each in checked(monkeypatch, 0, "", driver, seen, {"ceilings": [H100]})]
-  assert found[0] == "JAX sees 8 x NVIDIA H100 80GB HBM3"
-  assert found[1] == (
-    "GPU 0: NVIDIA H100, compute capability 9.0, 85.0 GB of memory, 500.0 MB in use"
-  )
-  assert found[2].startswith("driver 580.65.06")
-
-
-NONE = {"driver": "", "gpus": []}
-
-
-@pytest.mark.parametrize(
-  "said, code, error, words",
-  [
-    ([], None, "", "NVIDIA's driver did not answer within 30 s"),
-    ([NONE], None, "", "JAX found no device within 30 s"),
-    (
-      [NONE],
-      1,
-      "Traceback\njaxspeed.errors.UserError: unset it.",
-      "JAX found no device: unset it.",
-    ),
-  ],
-)
-def test_a_process_that_hangs_or_crashes_is_a_finding(monkeypatch, said, code, error, words):
-  found = checked(monkeypatch, code, error, *said)
-  (mended,) = [each for each in found if each.level == "mend"]
-  assert words in mended.what
+  none = {"driver": "", "gpus": []}
+  monkeypatch.setattr(devices, "gpu_files", lambda: ())
+  for said, code, error, level, words in (
+    ([driver, seen, {"ceilings": [H100]}], 0, "", "ok", "NVIDIA H100, compute capability 9.0"),
+    ([], None, "", "mend", "NVIDIA's driver did not answer within 30 s"),
+    ([none], None, "", "mend", "JAX found no device within 30 s"),
+    ([none], 1, "jaxspeed.errors.UserError: unset it.", "mend", "no device: unset it."),
+  ):
+    ended = child.Ended(code, said, error)
+    monkeypatch.setattr(child, "run", lambda *_, **__: ended)  # noqa: B023
+    found = [each.what for each in devices.check(devices.probe()) if each.level == level]
+    assert any(words in what for what in found), found
 
 
 def test_ceilings_beside_the_data_sheet():
   (found,) = devices.check_ceilings(ON_H100)
-  assert found.what == (
-    "NVIDIA H100 80GB HBM3: 800 TFLOP/s in bfloat16 (81% of the data sheet), 2,900 GB/s of memory "
-    "(87% of the data sheet)"
-  )
+  assert "800 TFLOP/s in bfloat16 (81% of the data sheet), 2,900 GB/s of memory (87%" in found.what
   # The first name that is found counts.
   names = ("TPU v4", "TPU v5 lite", "TPU v5", "TPU v6 lite")
   assert [devices.sheet_of(name)[0] for name in names] == [275, 197, 459, 918]
@@ -143,8 +114,6 @@ def test_ceilings_beside_the_data_sheet():
 
 
 def test_what_is_measured(monkeypatch):
-  import jax
-
   monkeypatch.setattr(ceilings, "_CPU", (64, 1, 1))
   monkeypatch.setattr(ceilings, "_SECONDS", 0.0)
   found = ceilings.measure(jax.devices()[0])
@@ -188,38 +157,22 @@ def test_the_rate_of_decoding(root, tmp_path, monkeypatch):
     decode.rate(tmp_path, 32)
 
 
-AGAIN, INDEX = "python -m jaxspeed.doctor --data={}", "python -m jaxspeed.prepare index {}"
-
-
 @pytest.mark.parametrize(
-  "code, lines, error, level, words, advice",
+  "code, line, error, level, words, advice",
   [
-    (
-      0,
-      [{"images_per_s": 900.0, "images": 9, "broken": 0}],
-      "",
-      "ok",
-      "900 images/s of 224 px",
-      "",
-    ),
-    (0, [{"images_per_s": 9.0, "images": 9, "broken": 2}], "", "mend", "2 of 9 sampled im", INDEX),
-    (
-      1,
-      [],
-      "x.UserError: needs TensorFlow",
-      "mend",
-      "needs TensorF",
-      "pip install 'jaxspeed[images]'",
-    ),
-    (1, [], "Traceback\nImportError: x", "mend", "decoding failed: ImportError: x", INDEX),
-    (None, [], "", "hint", "did not end within", AGAIN),
+    (0, {"images_per_s": 900.0, "broken": 0}, "", "ok", "900 images/s of 224 px", ""),
+    (0, {"images_per_s": 9.0, "broken": 2}, "", "mend", "2 of 9 sampled im", "prepare index {}"),
+    (1, None, "x.UserError: needs TensorFlow", "mend", "needs TensorF", "'jaxspeed[images]'"),
+    (1, None, "Traceback\nImportError: x", "mend", "decoding failed: ImportError: x", "index {}"),
+    (None, None, "", "hint", "did not end within", "python -m jaxspeed.doctor --data={}"),
   ],
 )
-def test_what_decoding_says(root, monkeypatch, code, lines, error, level, words, advice):
-  monkeypatch.setattr(child, "run", lambda *_, **__: child.Ended(code, lines, error))
+def test_what_decoding_says(root, monkeypatch, code, line, error, level, words, advice):
+  ended = child.Ended(code, [line | {"images": 9}] if line else [], error)
+  monkeypatch.setattr(child, "run", lambda *_, **__: ended)
   found = [*decode.check(root)][-1]
   assert found.level == level and words in found.what
-  assert found.advice == advice.format(shlex.quote(str(root)))
+  assert found.advice.endswith(advice.format(shlex.quote(str(root))))
 
 
 # A recipe

