@@ -1,10 +1,10 @@
 """Runs that begin with what another has learned, or with weights of the hub or of a run."""
 
-import http.server
+import functools
 import json
 import os
 import shutil
-import threading
+from unittest import mock
 
 import jax
 import numpy as np
@@ -131,40 +131,8 @@ def test_other_classes_and_lost_checkpoints_are_told(source, tmp_path):
       checkpoints.rename(source / "checkpoints")
 
 
+close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-9)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Server(http.server.BaseHTTPRequestHandler):
-  """The answers of the hub to a download: a file, or what it lacks."""
-
-  files: dict[str, bytes] = {}
-  cut = False
-
-  def do_HEAD(self):
-    self.answer(body=False)
-
-  def do_GET(self):
-    self.answer(body=True)
-
-  def answer(self, body):
-    owner, name, _, revision, file = (self.path.strip("/").split("/", 4) + [""] * 5)[:5]
-    missing = {"private": "RepoNotFound", "gated": "GatedRepo"}.get(name)
-    missing = missing or ("RevisionNotFound" if revision == "v9" else None)
-    content = self.files.get(f"{owner}/{name}/{file}")
-    missing = missing or (None if content else "EntryNotFound")
-    self.send_response(404 if missing else 200)
-    self.send_header("X-Repo-Commit", COMMIT)
-    if missing:
-      self.send_header("X-Error-Code", missing)
-    else:
-      self.send_header("ETag", '"1"')
-      self.send_header("Content-Length", str(len(content)))
-    self.end_headers()
-    if body and content:
-      self.wfile.write(content[: len(content) // 2] if self.cut else content)
-
-  def log_message(self, *_):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -183,40 +151,32 @@ def small_vit(**fields):
 
 
 @pytest.fixture
-def constants():
-  """Those of the hub's library."""
-  return pytest.importorskip("huggingface_hub.constants")
+def cache(trained, tmp_path, monkeypatch):
+  """The run's weights as timm/small, in the cache of the hub's library, which reaches no hub."""
+  constants = pytest.importorskip("huggingface_hub.constants")
+  folder = tmp_path / "cache" / "models--timm--small"
+  for name in ("refs", f"snapshots/{COMMIT}"):
+    (folder / name).mkdir(parents=True)
+  (folder / "refs" / "main").write_text(COMMIT)
+  variables = jax.device_get(params_of(trained)[1].state.eval_variables())
+  save_weights(folder / "snapshots" / COMMIT / "model.safetensors", variables, VIT)
+  nobody = "http://127.0.0.1:9"  # as HF_ENDPOINT, read when the library is imported, sets it
+  monkeypatch.setattr(constants, "ENDPOINT", nobody)
+  form = f"{nobody}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+  monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", form)
 
+  def use(name):
+    hub.fetch.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / name))
 
-@pytest.fixture
-def served(trained, constants, tmp_path, monkeypatch):
-  """The run's weights as timm/small on a hub of this machine."""
-  _, carry = params_of(trained)
-  save_weights(tmp_path / "net.safetensors", jax.device_get(carry.state.eval_variables()), VIT)
-  content = (tmp_path / "net.safetensors").read_bytes()
-  monkeypatch.setattr(Server, "files", {"timm/small/model.safetensors": content})
-  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-  threading.Thread(target=server.serve_forever, daemon=True).start()
-  # As HF_ENDPOINT sets it, where it is there before the library is imported.
-  endpoint = f"http://127.0.0.1:{server.server_port}"
-  form = "{repo_id}/resolve/{revision}/{filename}"
-  monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-  monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{endpoint}/{form}")
-  monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-  hub.fetch.cache_clear()
-  yield server
-  server.shutdown()
-  server.server_close()
+  use("cache")
+  yield use
   hub.fetch.cache_clear()
 
 
 def weights_of(folder):
   """The parameters that a run is evaluated with."""
   return jax.device_get(params_of(folder)[1].state.eval_variables()["params"])
-
-
-def assert_close(one, other):
-  np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
 def begun_with(path, workdir, given=(), **fields):
@@ -226,61 +186,53 @@ def begun_with(path, workdir, given=(), **fields):
   return jax.device_get(params_of(workdir)[1].state.params)
 
 
-def test_a_run_begins_with_weights_of_the_hub_and_names_their_commit(
-  trained, served, constants, tmp_path
-):
+def test_a_run_begins_with_weights_of_the_hub_and_names_their_commit(trained, cache, tmp_path):
   path = "hf://timm/small"
   # The weights decide the width and the depth.
   config = small_vit(**{"pretrained.path": path, "model.depth": 3, "model.width": 16})
+  cache("empty")
   assert f"weights: training downloads {path}" in planned(config, devices=1).lines
+  with pytest.raises(UserError, match="cannot be reached, and the cache has no copy"):
+    hub.fetch(path)
+  cache("cache")
   found = begun_with(path, tmp_path / "a", **{"model.depth": 3, "model.width": 16})
-  jax.tree.map(assert_close, weights_of(trained), found)
+  jax.tree.map(close, weights_of(trained), found)
   kept = stored.load(tmp_path / "a" / "config.json")
   assert kept.pretrained.path == f"{path}@{COMMIT}"
   assert (kept.model.depth, kept.model.width) == (1, 8)
   decided = "the weights decide: model.depth=1 in place of the recipe's 3, model.width=8 in place"
   assert any(line.startswith(decided) for line in planned(config, devices=1).lines)
-  # Without a network, the cache has them; a run that resumes needs neither.
-  served.shutdown()
-  served.server_close()
-  hub.fetch.cache_clear()
   assert hub.pinned(path) == kept.pretrained.path
-  hub.fetch.cache_clear()
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
-    with pytest.raises(UserError, match="cannot be reached, and the cache has no copy"):
-      hub.fetch(path)
-    begun_with(path, tmp_path / "a", **{"model.depth": 3, "model.width": 16})
+  cache("empty")  # a run that resumes needs neither network nor cache
+  begun_with(path, tmp_path / "a", **{"model.depth": 3, "model.width": 16})
 
 
 @pytest.mark.parametrize(
-  "path, words",
+  "path, error, words",
   [
-    ("hf://timm", "write hf://OWNER/NAME"),
-    ("hf://timm/small/pytorch_model.bin", "write hf://OWNER/NAME.* pickles are not loaded"),
-    ("hf://timm/small/../a.safetensors", "cannot contain a '..'"),
-    ("hf://timm/pickled", "holds no model.safetensors: .* pickles .* are not loaded"),
-    ("hf://timm/small@v9", "has no revision v9"),
-    ("hf://timm/private", "no such name, or it is private"),
-    ("hf://timm/gated", "gated"),
+    ("hf://timm", "", "write hf://OWNER/NAME"),
+    ("hf://timm/small/pytorch_model.bin", "", "write hf://OWNER/NAME.* pickles are not loaded"),
+    ("hf://timm/small/../a.safetensors", "", "cannot contain a '..'"),
+    ("hf://timm/a", "EntryNotFoundError", "holds no model.safetensors: .* pickles .* are not load"),
+    ("hf://timm/a@v9", "RevisionNotFoundError", "has no revision v9"),
+    ("hf://timm/a", "RepositoryNotFoundError", "no such name, or it is private"),
+    ("hf://timm/a", "GatedRepoError", "its owner must admit you"),
+    ("hf://timm/a", "HfHubHTTPError", "hf://timm/a cannot be downloaded .*: run the same"),
   ],
 )
-def test_what_the_hub_lacks_is_a_sentence(served, path, words):
+def test_what_the_hub_lacks_is_a_sentence(cache, monkeypatch, path, error, words):
+  errors = pytest.importorskip("huggingface_hub.errors")
+  if error:
+    kind = getattr(errors, error)
+    raised = kind.__new__(kind)  # its arguments are the library's own
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", mock.Mock(side_effect=raised))
   with pytest.raises(UserError, match=words):
     hub.fetch(path)
 
 
-def test_a_download_that_is_cut_off_is_no_file(served, monkeypatch):
-  monkeypatch.setattr(Server, "cut", True)
-  with pytest.raises(UserError, match="hf://timm/small cannot be downloaded .*: run the same"):
-    hub.fetch("hf://timm/small")
-  monkeypatch.setattr(Server, "cut", False)
-  assert hub.fetch("hf://timm/small").read_bytes() == Server.files["timm/small/model.safetensors"]
-
-
 def test_a_run_begins_with_the_weights_of_a_run(trained, tmp_path):
   found = begun_with(trained, tmp_path / "a", **{"model.width": 16})
-  jax.tree.map(assert_close, weights_of(trained), found)
+  jax.tree.map(close, weights_of(trained), found)
   with pytest.raises(UserError, match="width 8, but .* has width 16: set config.model.width=8"):
     begun_with(trained, tmp_path / "b", given=["model.width"], **{"model.width": 16})
   # Its classes are ours: so is its last layer.
