@@ -6,6 +6,7 @@ the tests of tests/campaign keep as a property of the test (`pytest --junitxml`)
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -13,11 +14,13 @@ import signal
 import time
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import toy_stream_config
-from local_cluster import Ended, Host, Processes, processes, wait_until
+from local_cluster import Ended, Processes, processes, wait_until
 from toy_images import write_folder
 
 from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER
@@ -35,23 +38,14 @@ _KEPT = ("step", "examples", "train_loss", "train_top1", "eval_loss", "eval_top1
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-  """A run that reached its end.
+  """A run that reached its end."""
 
-  Attributes:
-    arrays: all that a checkpoint holds, by path, as bytes.
-    rows: of its epochs, without times.
-  """
-
-  arrays: dict[str, bytes]
-  rows: list[dict[str, float]]
+  arrays: dict[str, bytes]  # all that its last checkpoint holds, by name
+  rows: list[dict[str, float]]  # of its epochs, without times
 
 
 class Lab:
-  """Where runs are made, and those that nothing happened to.
-
-  Args:
-    folder: which exists.
-  """
+  """Where runs are made, and those that nothing happened to."""
 
   def __init__(self, folder: pathlib.Path) -> None:
     self.folder = folder
@@ -70,11 +64,8 @@ class Lab:
       recipe = [f"--config=tests/toy_stream_config.py:{self.folder}"]
     else:
       recipe = ["--config=configs/quickstart.py", "--config.model.width=4", "--config.epochs=40"]
-    return [
-      *recipe,
-      f"--config.checkpoint.every_seconds={INTERVAL}",
-      f"--config.heartbeat_seconds={HEARTBEAT}",
-    ]
+    often = f"--config.checkpoint.every_seconds={INTERVAL}"
+    return [*recipe, often, f"--config.heartbeat_seconds={HEARTBEAT}"]
 
   def undisturbed(
     self, feed: str = "resident", count: int = 1, devices: int = 1, *flags: str
@@ -90,36 +81,17 @@ class Lab:
 
 
 class FaultyRun:
-  """One run's folder, and the processes that are started for it.
-
-  Args:
-    lab: where it is made.
-    feed: resident or stream.
-    workdir: of the run.
-    flags: beside those of the feed.
-  """
+  """One run's folder, and the processes that are started for it."""
 
   def __init__(self, lab: Lab, feed: str, workdir: pathlib.Path, flags: Sequence[str]) -> None:
     self.lab, self.feed, self.workdir, self.flags = lab, feed, workdir, flags
 
   def started(
-    self,
-    count: int = 2,
-    *flags: str,
-    devices: int = 1,
-    hosts: Sequence[Host] = (),
-    variables: dict[str, str] | None = None,
+    self, count: int = 2, *flags: str, **how: Any
   ) -> contextlib.AbstractContextManager[Processes]:
-    return processes(
-      *self.lab.arguments(self.feed),
-      f"--workdir={self.workdir}",
-      *self.flags,
-      *flags,
-      count=count,
-      devices=devices,
-      hosts=hosts,
-      variables=variables,
-    )
+    """`count` processes of the run; `how` as in `local_cluster.processes`."""
+    fixed = [*self.lab.arguments(self.feed), f"--workdir={self.workdir}", *self.flags]
+    return processes(*fixed, *flags, count=count, **how)
 
   def saved(self) -> int:
     """The step of the newest checkpoint; 0 without one."""
@@ -146,7 +118,7 @@ class FaultyRun:
       path = self.workdir / "checkpoints" / str(step)
       stored = json.loads((path / MANIFEST).read_text())["arrays"]
       for name, content in arrays_of(path).items():
-        assert stored[f"state{name.replace('/', '.')}"][1] == zlib.crc32(content)
+        assert stored[name][1] == zlib.crc32(content)
     return step
 
   def finish(self, count: int = 2, devices: int = 1) -> str:
@@ -170,17 +142,9 @@ class FaultyRun:
 def arrays_of(path: pathlib.Path) -> dict[str, bytes]:
   with ocp.StandardCheckpointer() as checkpointer:
     tree = checkpointer.restore(path.absolute())
-  found: dict[str, bytes] = {}
-
-  def walk(node, name):
-    for key, value in node.items():
-      if isinstance(value, dict):
-        walk(value, f"{name}/{key}")
-      elif value is not None:
-        found[f"{name}/{key}"] = np.asarray(value).tobytes()
-
-  walk(tree["state"], "")
-  return found
+  named = jax.tree_util.tree_leaves_with_path({"state": tree["state"]})
+  name_of = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+  return {name_of(keys): np.asarray(value).tobytes() for keys, value in named}
 
 
 def came_to(begun: float, printed: str) -> str:

@@ -35,7 +35,7 @@ class Seconds(BaseModel):
 
 
 class Best(BaseModel):
-  """A run's best evaluation (`run.best.best_of`)."""
+  """A run's best evaluation by `metric`, with its figures."""
 
   metric: str
   epoch: float

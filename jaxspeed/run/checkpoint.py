@@ -10,7 +10,6 @@ as Orbax does by default, all would wait ten minutes in a barrier when one proce
 """
 
 import contextlib
-import dataclasses
 import errno
 import logging
 import os
@@ -20,7 +19,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.serialization
 import jax
@@ -129,28 +128,21 @@ def save(
     own = [each for each in steps_of(folder) if each <= step]
     kept = {*own[-keep:], next((each for each in best if each in own), step)}
     for each in set(own) - kept:
-      try:
+      with contextlib.suppress(OSError):  # the next save tries again
         (home / str(each)).rename(pathlib.Path(part, str(each)))
-      except OSError as error:
-        _log.warning("%s could not be removed (%s)", home / str(each), error.strerror or error)
 
 
-@dataclasses.dataclass(frozen=True)
-class Restored:
-  """A checkpoint that was read, with the clock saved in it."""
+class Restored(NamedTuple):
+  """A checkpoint that was read: what `save` was given."""
 
   tree: Any
   step: int
   clock: dict[str, float]
+  images: str
 
 
 def restore(
-  folder: pathlib.Path,
-  target: Any,
-  *,
-  step: int | None = None,
-  partial: bool = False,
-  images: str = "",
+  folder: pathlib.Path, target: Any, *, step: int | None = None, partial: bool = False
 ) -> Restored | None:
   """Reads the checkpoint of `step`, or the newest sound one; None if there is none at all.
 
@@ -161,28 +153,18 @@ def restore(
     target: ShapeDtypeStructs on one mesh, in the structure that was saved.
     step: the step to restore; None: that of the newest sound checkpoint.
     partial: whether the checkpoint may hold more than `target`.
-    images: the checksum of the run's images now; '': not compared.
 
   Raises:
     UserError: the checkpoint of `step` is missing or damaged, or all are; or it holds another
-      model, or other images were trained on. Raised in all processes.
+      model. Raised in all processes.
   """
   wanted = flax.serialization.to_state_dict(target)
   leaves, structure = jax.tree.flatten(wanted)
   arrays, about = [np.zeros(each.shape, each.dtype) for each in leaves], b""
   with processes.all_or_none("reading the checkpoint"):
     if processes.is_primary() and (found := _find(folder, _named(wanted), step, partial)):
-      arrays, manifest = found[1], found[0]
-      # Checksums of two kinds, as of files and of shards made of them, cannot be compared.
-      kind, then = images.partition(" ")[0], manifest["images"]
-      if then.partition(" ")[0] == kind and then != images:
-        # Among the images held out may be some that were trained on.
-        raise UserError(
-          f"the images of this run have changed since its checkpoint of step {manifest['step']} "
-          "(their names, pixels or labels, or which are held out): put them back, or choose "
-          "another --workdir."
-        )
-      about = dump_json({key: manifest[key] for key in ("step", "clock")}).encode()
+      about = dump_json({key: found[0][key] for key in ("step", "clock", "images")}).encode()
+      arrays = found[1]
   if not (about := processes.gather_bytes(about)[0]):
     return None
   tree = jax.tree.unflatten(structure, processes.broadcast(arrays))
@@ -194,25 +176,20 @@ def _find(
   folder: pathlib.Path, wanted: dict[str, Any], step: int | None, partial: bool
 ) -> tuple[dict[str, Any], list[np.ndarray]] | None:
   """The manifest and the `wanted` arrays of the checkpoint to restore; errors as in `restore`."""
-  home, fault = folder.absolute() / FOLDER, ""
-  for path in reversed(_folders(folder)):
-    if step in (None, int(path.name)):
-      try:
-        found = load_manifest(path)
-        arrays = _read(path, found["arrays"], wanted, partial)
-        if fault:
-          _log.warning("the checkpoint of step %s is used", path.name)
-        return found, arrays
-      except ValueError as error:
-        fault = f"{path}: {error}"
+  home, faults = folder.absolute() / FOLDER, dict[str, str]()
+  for path in reversed(_folders(folder)) if step is None else [home / str(step)]:
+    try:
+      found = load_manifest(path)
+      return found, _read(path, found["arrays"], wanted, partial)
+    except ValueError as error:
+      faults[path.name] = f"{path}: {error}"
+      if step is None:
         _log.warning("checkpoint %s is passed over: %s", path, error)
-  if step is not None:
-    others = ", ".join(str(each) for each in steps_of(folder) if each != step) or "none"
-    fault = fault or f"{home / str(step)}: there is no finished checkpoint"
-    raise UserError(f"{fault}; steps there: {others}.")
-  if fault:
-    raise UserError(f"{fault}; no other checkpoint is whole: move {home} away to train afresh.")
-  return None
+  if not faults:
+    return None
+  others = ", ".join(str(each) for each in steps_of(folder) if str(each) not in faults)
+  advice = f"steps there: {others}" if others else f"move {home} away to train afresh"
+  raise UserError(f"{faults.popitem()[1]}; {advice}.")
 
 
 def _read(

@@ -11,7 +11,7 @@ from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions
 from jaxspeed.records.provenance import of_this_process
 from jaxspeed.records.results import read_result, write_result
-from jaxspeed.run.best import best_of
+from jaxspeed.run.best import METRICS, ranked
 from jaxspeed.run.checkpoint import FOLDER
 from jaxspeed.run.epoch_report import LOWER_PEAK, reaches_target
 from jaxspeed.run.run import Run
@@ -73,8 +73,10 @@ def finish(
     **of_this_process(run.hooks.call),
     **{name: last[name] for name in _OF_LAST_ROW if name in last},
   }
-  if (best := best_of(rows, config)) is not None:
-    row["best"] = best
+  metric = config.checkpoint.keep_best
+  for best in ranked(rows, metric)[:1]:
+    figures = {name: best[f"eval_{name}"] for name in METRICS if f"eval_{name}" in best}
+    row["best"] = {"metric": metric, "epoch": best["epoch"], "step": best["step"], **figures}
   if state.loss_scale is not None:
     skipped = int(state.loss_scale.skipped)
     if skipped >= step:

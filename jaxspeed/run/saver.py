@@ -35,14 +35,23 @@ class Saver:
     """Reads the newest checkpoint, and its clock; None if there is none. All must call it.
 
     Raises:
-      UserError: as `checkpoint.restore`.
+      UserError: as `checkpoint.restore`; or the run was trained on other images.
     """
-    run = self._run
+    run, images = self._run, self._run.feed.data.fingerprint
     with run.clock.measure("restore"):
-      restored = checkpoint.restore(run.folder, target, images=run.feed.data.fingerprint)
-    if restored is not None:
-      run.clock.restore(restored.clock)
-      self.saved = restored.step
+      restored = checkpoint.restore(run.folder, target)
+    if restored is None:
+      return None
+    # Checksums of two kinds, as of files and of shards made of them, cannot be compared.
+    if restored.images.split()[:1] == images.split()[:1] and restored.images != images:
+      # Among the images held out may be some that were trained on.
+      raise UserError(
+        f"the images of this run have changed since its checkpoint of step {restored.step} "
+        "(their names, pixels or labels, or which are held out): put them back, or choose "
+        "another --workdir."
+      )
+    run.clock.restore(restored.clock)
+    self.saved = restored.step
     return restored
 
   def is_due(self, *, evaluated: int = 0) -> bool:

@@ -96,25 +96,33 @@ def test_save_and_restore_are_exact_on_any_number_of_devices(tmp_path, devices, 
   carry = make_carry(7, 1 / 3, average=average)
   assert checkpoint.restore(tmp_path, target(carry)) is None
   checkpoint.save(tmp_path, 7, carry, CLOCK, images="arrays 01234567")
-  restored = checkpoint.restore(tmp_path, target(carry, devices), images="arrays 01234567")
-  assert restored is not None
-  assert (restored.step, restored.clock) == (7, CLOCK)
+  restored = checkpoint.restore(tmp_path, target(carry, devices))
+  assert restored is not None and restored[1:] == (7, CLOCK, "arrays 01234567")
   assert_same(restored.tree, carry)
   assert all(len(x.sharding.device_set) == devices for x in jax.tree.leaves(restored.tree))
-  assert checkpoint.restore(tmp_path, target(carry), images="files 01234568") is not None
-  with pytest.raises(UserError, match="have changed since its checkpoint of step 7"):
-    checkpoint.restore(tmp_path, target(carry), images="arrays 01234568")
 
 
-def test_a_step_is_asked_for_by_its_number_and_a_part_by_its_target(two):
+def test_a_step_is_asked_for_by_its_number_and_a_part_by_its_target(two, monkeypatch):
   assert restore(two, target(), step=1).step == 1
   with pytest.raises(UserError, match=r"/3: there is no finished checkpoint; steps there: 1, 2\.$"):
     restore(two, target(), step=3)
   carry = make_carry(2)
-  without = carry.replace(state=carry.state.replace(opt_state=None))
-  assert_same(restore(two, target(without), partial=True).tree, without)
-  with pytest.raises(UserError, match=r"opt_state.weight.0 is of shape \[6\] there and nothing"):
-    restore(two, target(without))
+  part = carry.replace(state=carry.state.replace(opt_state=None))
+  assert_same(restore(two, target(part), partial=True).tree, part)
+  # What does not fit is refused before it is read.
+  monkeypatch.setattr("orbax.checkpoint.StandardCheckpointer.restore", None)
+  bias, kernel = carry.state.params["layer"]["bias"], jnp.ones((3, 2))
+  for name, layer, words in (
+    ("opt_state.weight.0", None, r"\[6\] there and nothing"),
+    ("params.layer.kernel", {"kernel": jnp.zeros((4, 4))}, r"\[3, 2\] there and \[4, 4\]"),
+    ("params.layer.scale", {"kernel": kernel, "scale": kernel}, r"nothing there and \[3, 2\]"),
+    ("params.layer.kernel", {}, r"\[3, 2\] there and nothing in the model"),
+  ):
+    model = part
+    if layer is not None:
+      model = carry.replace(state=carry.state.replace(params={"layer": {"bias": bias} | layer}))
+    with pytest.raises(UserError, match=f"/2 does not fit .*: state.{name} is of shape {words}"):
+      restore(two, target(model))
 
 
 def test_the_newest_are_kept_by_number_and_the_best_beside_them(folder):
@@ -155,7 +163,7 @@ def edit(folder, *, sealed=True, **fields):
   (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-def in_place_of_the_manifest(put):
+def manifest_as(put):
   def damage(folder):
     (folder / MANIFEST).unlink()
     put(folder / MANIFEST)
@@ -169,7 +177,7 @@ def of_another_checkpoint(folder):
 
 
 DAMAGES = {
-  "there is no finished checkpoint": in_place_of_the_manifest(lambda _: None),
+  "there is no finished checkpoint": manifest_as(lambda _: None),
   "cannot be read": cut_short,
   "cannot be read|has changed": flip_a_bit,
   "cannot be read .*_METADATA": lambda f: (f / "_METADATA").unlink(),
@@ -177,8 +185,8 @@ DAMAGES = {
   "its array .* has changed": of_another_checkpoint,
   "manifest.json has changed, or is of another": lambda f: edit(f, step=3),
   "manifest.json has changed": lambda f: edit(f, sealed=False, clock={}),
-  "it is no regular file": in_place_of_the_manifest(os.mkfifo),
-  "Is a directory|no regular file": in_place_of_the_manifest(os.mkdir),
+  "it is no regular file": manifest_as(os.mkfifo),
+  "Is a directory|no regular file": manifest_as(os.mkdir),
   "it is no JSON": lambda f: (f / MANIFEST).write_text('{"step": 2, "fi'),
   "Input should be an object": lambda f: (f / MANIFEST).write_text("[2]"),
 }
@@ -195,15 +203,15 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(two, caplog, words)
   # Orbax warns too.
   messages = [each.getMessage() for each in caplog.records if each.name == "jaxspeed"]
   assert [message.split(":")[0] for message in messages] == [
-    *(f"checkpoint {two / name} is passed over" for name in ("9" * 200, "11", "2")),
-    "the checkpoint of step 1 is used",
+    f"checkpoint {two / name} is passed over" for name in ("9" * 200, "11", "2")
   ]
   with pytest.raises(UserError, match=rf"^{two / '2'}: .*({words}).*; steps there: 1\.$"):
     restore(two, target(), step=2)
   # Without another one, nothing is trained over it.
   shutil.rmtree(two / "1")
-  with pytest.raises(UserError, match=f"no other checkpoint is whole: move {two} away to train"):
-    newest(two)
+  for step in (None, 2):
+    with pytest.raises(UserError, match=f"; move {two} away to train afresh"):
+      restore(two, target(), step=step)
   assert (two / "2").exists()
 
 
@@ -228,26 +236,20 @@ def test_a_renamed_checkpoint_is_no_other_one(two):
   assert {p.name for p in two.iterdir()} == {"7", "8", "9", "999"}
 
 
-def test_links_in_the_way_of_a_save_are_not_followed(tmp_path, folder):
-  (tmp_path / "victim").mkdir()
-  (tmp_path / "victim" / "file").write_text("precious")
-  folder.mkdir()
-  for name in (".part-3", "2"):
-    (folder / name).symlink_to("../victim")
-  save(folder, 2)
-  assert newest(folder) == 2 and not (folder / "2").is_symlink()
-  assert (tmp_path / "victim" / "file").read_text() == "precious"
-
-
-def test_saving_over_what_has_its_name(two):
+def test_a_save_follows_no_links_and_replaces_what_has_its_name(two):
+  victim = two.parent / "victim"
+  victim.mkdir()
+  (victim / "file").write_text("precious")
+  for name in (".part-3", "4"):
+    (two / name).symlink_to("../victim")
   flip_a_bit(two / "2")
   (two / "3").write_text("a file with a step's name")
   (two / "11").mkdir()
   (two / "11" / "notes.txt").write_text("mine")
-  save(two, 2, 3, keep=1)
-  assert newest(two) == 3
-  assert sorted(p.name for p in two.iterdir()) == ["11", "3"]
-  assert (two / "11" / "notes.txt").exists()
+  save(two, 2, 3, 4, keep=1)
+  assert newest(two) == 4 and not (two / "4").is_symlink()
+  assert sorted(p.name for p in two.iterdir()) == [".part-3", "11", "4"]
+  assert (two / "11" / "notes.txt").exists() and (victim / "file").read_text() == "precious"
 
 
 def test_a_kill_leaves_no_half_checkpoint_under_a_steps_name(folder, monkeypatch):
@@ -263,32 +265,33 @@ def test_a_kill_leaves_no_half_checkpoint_under_a_steps_name(folder, monkeypatch
   assert [p.name for p in folder.iterdir()] == ["3"] and newest(folder) == 3
 
 
+FULL = {"side_effect": OSError(errno.ENOSPC, "No space left on device")}
 NEEDED = sum(array.nbytes for array in jax.tree.leaves(make_carry(3))) + 2**20
-FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def free(count):
+  return {"return_value": types.SimpleNamespace(free=count)}
 
 
 @pytest.mark.parametrize(
   "place, how",
   [
     ("orbax.checkpoint.StandardCheckpointer.save", {"side_effect": ZeroDivisionError}),
-    (
-      "jaxspeed.run.checkpoint.os.fsync",
-      {"side_effect": FULL},
-    ),  # it is on the disk before the manifest
-    ("jaxspeed.run.checkpoint.write_atomically", {"side_effect": FULL}),
-    ("shutil.disk_usage", {"return_value": types.SimpleNamespace(free=NEEDED - 1)}),
+    ("jaxspeed.run.checkpoint.os.fsync", FULL),  # it is on the disk before the manifest
+    ("jaxspeed.run.checkpoint.write_atomically", FULL),
+    ("shutil.disk_usage", free(NEEDED - 1)),
   ],
 )
 def test_a_save_that_fails_leaves_the_earlier_checkpoints(two, place, how):
   with mock.patch(place, **how), pytest.raises((OSError, ZeroDivisionError)):
     save(two, 3)
   assert sorted(p.name for p in two.iterdir()) == ["1", "2"] and newest(two) == 2
-  with mock.patch("shutil.disk_usage", return_value=types.SimpleNamespace(free=NEEDED)):
+  with mock.patch("shutil.disk_usage", **free(NEEDED)):
     save(two, 3)
   assert newest(two) == 3
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_is_no_failure_to_save(two, monkeypatch, caplog):
+def test_an_old_checkpoint_that_cannot_be_removed_is_no_failure_to_save(two, monkeypatch):
   rename = type(two).rename
 
   def refuse(self, to):
@@ -296,10 +299,12 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_no_failure_to_save(two, mon
       raise OSError(errno.EACCES, "Permission denied")
     return rename(self, to)
 
-  monkeypatch.setattr(type(two), "rename", refuse)
-  save(two, 3, keep=1)
+  with monkeypatch.context() as patch:
+    patch.setattr(type(two), "rename", refuse)
+    save(two, 3, keep=1)
   assert newest(two) == 3 and steps_of(two.parent) == [1, 3]
-  assert f"{two / '1'} could not be removed (Permission denied)" in caplog.messages
+  save(two, 4, keep=1)
+  assert steps_of(two.parent) == [4]
 
 
 def test_a_start_writes_no_checkpoint_once_a_later_one_owns_the_folder(folder, monkeypatch):
@@ -317,28 +322,3 @@ def test_a_start_writes_no_checkpoint_once_a_later_one_owns_the_folder(folder, m
       save(folder, 3, lock=older)
   older.close()
   assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
-
-
-KERNEL = jnp.ones((3, 2))
-
-
-@pytest.mark.parametrize(
-  "layer, words",
-  [
-    ({"kernel": jnp.zeros((4, 4))}, r"kernel is of shape \[3, 2\] there and \[4, 4\]"),
-    (
-      {"scale": KERNEL, "kernel": KERNEL},
-      r"scale is of shape nothing there and \[3, 2\] in the mod",
-    ),
-    ({}, r"kernel is of shape \[3, 2\] there and nothing in the model"),
-  ],
-)
-def test_a_checkpoint_of_another_model_is_refused_before_it_is_read(two, monkeypatch, layer, words):
-  monkeypatch.setattr("orbax.checkpoint.StandardCheckpointer.restore", None)
-  carry = make_carry(2)
-  params = {"layer": {"bias": carry.state.params["layer"]["bias"]} | layer}
-  model = carry.replace(state=carry.state.replace(params=params))
-  with pytest.raises(
-    UserError, match=f"/2 does not fit the run's model: state.params.layer.{words}"
-  ):
-    restore(two, target(model))
