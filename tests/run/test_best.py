@@ -161,10 +161,8 @@ def test_a_command_takes_the_best_step(whole, monkeypatch):
   for word in ("best", "6"):
     command("predict", f"--workdir={whole}", f"--step={word}", "a.png")
   assert asked == ["best", 6]
-  for word in ("bestest", "0", "1.5"):
-    assert f"flag --step={word}: " in mistake(
-      "predict", f"--workdir={whole}", f"--step={word}", "a"
-    )
+  for word in ("0", "1.5"):
+    assert f"flag --step={word}: " in mistake("predict", "--workdir=a", f"--step={word}", "a")
 
 
 def test_a_trace_is_written_for_tensorboard_and_perfetto(whole):

@@ -17,7 +17,6 @@ from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config
 from jaxspeed.run.session import train
-from jaxspeed.run.setup import FOLLOWING, open_data
 
 
 def write_arrays(folder, count=200, classes=3, size=12):
@@ -77,30 +76,6 @@ def test_tuning_leaves_the_test_set_alone(tmp_path, capsys):
       train(digits(**fields), str(tmp_path / "b" if fields else folder))
 
 
-def test_a_share_has_no_effect_on_data_with_evaluation_images(tmp_path):
-  for split in ("train", "val"):
-    write_arrays(tmp_path / split)
-  config = digits(**{"data.path": str(tmp_path), "data.hold_out": 0.3})
-  notes = open_data(config, follow=FOLLOWING).notes
-  assert any("data.hold_out=0.3 has no effect: the data set has evaluation" in n for n in notes)
-  config.tune_on = "validation"
-  tuned = open_data(config, follow=FOLLOWING)
-  assert not any("hold_out" in note for note in tuned.notes)
-  assert tuned.counts == (140, 60)
-
-
-def test_the_hold_out_does_not_depend_on_the_seed():
-  one, other = (open_data(digits(tune_on="validation", seed=s)) for s in (0, 7))
-  np.testing.assert_array_equal(one.eval_images, other.eval_images)
-  test = open_data(digits())
-  assert len(test.eval_labels) == 297
-  shown = {image.tobytes() for image in (*one.train_images, *one.eval_images)}
-  assert shown == {image.tobytes() for image in test.train_images}
-  # All of them, for evaluate only.
-  everything = digits(tune_on="validation", **{"data.hold_out": 1.0})
-  assert open_data(everything).counts == (1500, 1500)
-
-
 def test_own_arrays_decide_their_size_and_classes(tmp_path, capsys):
   """The digits' recipe, with a path alone."""
   data = write_arrays(tmp_path / "mine")
@@ -108,12 +83,7 @@ def test_own_arrays_decide_their_size_and_classes(tmp_path, capsys):
   config = digits(epochs=1.0, **{"data.path": str(data)})
   result = train(config, str(tmp_path / "run"))
   printed = capsys.readouterr().out
-  assert (
-    "mine: arrays; 21 of 200 images, 10 % of each class, are held out for evaluation" in printed
-  )
-  assert (
-    "the arrays decide: data.image_size=12 in place of the recipe's 8, data.classes=3" in printed
-  )
+  assert "the arrays decide: data.image_size=12 in place of the recipe's 8, data.classes" in printed
   stored = result["config"]["data"]
   assert (stored["image_size"], stored["classes"], stored["train_images"]) == (12, 3, 179)
   assert train(config, str(tmp_path / "run")) == result

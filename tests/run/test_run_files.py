@@ -131,8 +131,7 @@ def test_a_last_row_that_is_missing_is_no_result(run, tmp_path):
   (folder / "result.json").unlink()
   lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
   (folder / "metrics.jsonl").write_text(lines[0])
-  words = "metrics.jsonl has no row of the last step, 18: put the file"
-  with pytest.raises(UserError, match=words):
+  with pytest.raises(UserError, match="metrics.jsonl has no row of the last step, 18: put the fil"):
     train(digits(), str(folder))
   assert not (folder / "result.json").exists()
   # What the sentence says.
@@ -257,32 +256,23 @@ def test_a_place_for_no_folder_is_refused(tmp_path, monkeypatch, workdir, words)
 @pytest.mark.parametrize(
   "names, words",
   [
-    (["metrics.jsonl"], "(metrics.jsonl)"),
-    (["classes.txt", "images.npy", "labels.npy"], "(classes.txt, images.npy, labels.npy)"),
-    (["a", "b", "c", "d"], "(a, b, c, ...)"),
-    (["train/cat/1.jpg"], "(train)"),
-    (["checkpoints/15/manifest.json"], "(checkpoints)"),
-    (["owner.json", "notes.txt"], "(notes.txt)"),
+    ("metrics.jsonl", "holds no run (metrics.jsonl)"),
+    ("a b c d", "holds no run (a, b, c, ...)"),
+    ("train/cat/1.jpg", "holds no run (train)"),
+    ("checkpoints/15/manifest.json", "holds no run (checkpoints)"),
+    ("owner.json notes.txt", "holds no run (notes.txt)"),
+    ("config.json", "config.json"),
   ],
 )
 def test_a_folder_that_holds_something_else_is_refused_as_it_is(tmp_path, names, words):
-  for name in names:
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text("precious")
-  before = contents(tmp_path)
-  with pytest.raises(UserError) as error:
-    train(digits(), str(tmp_path))
-  assert str(error.value).startswith(f"{tmp_path} is not empty and holds no run")
-  assert words in str(error.value)
-  assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("text", ['{"model_type": "resnet", "data": 3}', "[]", '{"data"'])
-def test_a_config_of_something_else_is_refused_as_it_is(tmp_path, text):
-  (tmp_path / "config.json").write_text(text)
-  with pytest.raises(UserError, match="config.json:? "), taken(tmp_path):
-    pass
-  assert contents(tmp_path) == {"config.json": text.encode()}
+  for text in ('{"model_type": "resnet", "data": 3}', "[]", '{"data"'):
+    for name in names.split():
+      (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+      (tmp_path / name).write_text(text)
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=re.escape(words)), taken(tmp_path):
+      pass
+    assert contents(tmp_path) == before
 
 
 def test_what_a_killed_start_or_a_new_disk_leaves_is_nobodys(tmp_path):
@@ -299,19 +289,17 @@ EARLY = ("config.json", "metrics.jsonl", "run_000/config.json")
 
 
 @pytest.mark.parametrize(
-  "was_there, wrote, error, left",
+  "wrote, error, left",
   [
-    (False, EARLY, UserError("no"), None),
-    (True, (), UserError("no"), set()),
-    (False, ("result.json",), UserError("no"), LOCKS | {"result.json"}),
-    (False, (), Stopped("saved", 0), LOCKS),
+    (EARLY, UserError("no"), None),
+    ((), UserError("no"), set()),  # in a folder that was there
+    (("result.json",), UserError("no"), LOCKS | {"result.json"}),
+    ((), Stopped("saved", 0), LOCKS),
   ],
 )
-def test_a_refused_start_leaves_what_was_there_or_may_be_lost(
-  tmp_path, was_there, wrote, error, left
-):
+def test_a_refused_start_leaves_what_was_there_or_may_be_lost(tmp_path, wrote, error, left):
   folder = tmp_path / "b" / "a"
-  if was_there:
+  if left == set():
     folder.mkdir(parents=True)
   with pytest.raises(type(error)), taken(folder):
     for name in wrote:

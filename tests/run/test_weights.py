@@ -133,10 +133,8 @@ def test_weights_are_not_given_the_names_of_other_classes(weighed, tmp_path, cap
   weighed.pretrained.path = path
   for number, name in enumerate(("class_0", "class_1", "class_2", "moth")):
     rename(name, str(number))
-  capsys.readouterr()
   assert names("3") == set("0123")
-  told = capsys.readouterr().err
-  assert f"the classes of {path} and {data} are taken in the same order" in told
+  assert f"{path} and {data} are taken in the same order" in capsys.readouterr().err
 
 
 def test_a_run_that_ended_early_is_told_with_its_step(trained, tmp_path):
@@ -171,9 +169,6 @@ def test_an_exported_program_gives_the_probabilities_of_its_run(trained, tmp_pat
   program = jax.export.deserialize(bytearray(path.read_bytes()))
   np.testing.assert_allclose(program.call(images), run.predict(files), rtol=0, atol=1e-5)
   # From Python too; it returns the metadata.
-  assert run.export(tmp_path / "again.stablehlo", format="stablehlo").items() < told.items()
-  again = jax.export.deserialize(bytearray((tmp_path / "again.stablehlo").read_bytes()))
-  np.testing.assert_array_equal(again.call(images), program.call(images))
   weights = run.export(tmp_path / "net.safetensors", format="safetensors")
   assert (weights["step"], weights["output"], "input_range" in weights) == (2, "logits", False)
   loaded = load_weights(tmp_path / "net.safetensors", jax.device_get(run.variables), RESNET)
@@ -196,9 +191,7 @@ def test_every_mistake_of_an_export_is_a_sentence(trained, tmp_path, monkeypatch
     ([run, "--format=onnx"], "--out is missing"),
     ([run, "--format=pth", out], "flag --format=pth: value should be one of <onnx|stablehlo|"),
     ([run, "--format=stablehlo", "--fold", out], "--fold=True has no effect beside --format=sta"),
-    ([run, "--format=safetensors", "--input=float32", out], "--input=float32 has no effect"),
     ([str(tmp_path / "unfinished"), "--format=stablehlo", out], "holds no whole checkpoint"),
-    ([run, "--format=stablehlo", out, "--step=99"], "99"),
     ([run, "--format=safetensors", "--out=/dev/null"], "/dev/null cannot be written"),
   ):
     assert words in mistake("export", *arguments), arguments
@@ -251,13 +244,11 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_compiled(
   monkeypatch.setattr("jaxspeed.run.session._ready_feed", None)
   planned(weighed, devices=1)
   weighed.model.depth = 34
-  given, workdir = ["model.depth"], str(tmp_path / "run")
-  for check in (
-    lambda: train(weighed, workdir, given=given),
-    lambda: planned(weighed, devices=1, given=given),
-  ):
-    with pytest.raises(UserError, match="holds a model of depth 18, but .* depth 34"):
-      check()
+  given, workdir = {"given": ["model.depth"]}, str(tmp_path / "run")
+  with pytest.raises(UserError, match="holds a model of depth 18, but .* depth 34"):
+    train(weighed, workdir, **given)
+  with pytest.raises(UserError, match="holds a model of depth 18, but .* depth 34"):
+    planned(weighed, devices=1, **given)
   (tmp_path / "text.safetensors").write_bytes(b"{}")
   for name, words in (
     ("text", "cannot be read as .safetensors"),
