@@ -199,63 +199,38 @@ def scalars(workdir):
 
 
 # What imagenet18's training/logger.py and training/train_imagenet_nv.py write, but for the caches
-# of PyTorch's allocator; and, below, what it does not have.
-SHOWN = {
-  "sizes/world": 4,
-  "sizes/batch": 25,  # of one device
-  "sizes/batch_total": 100,
-  "sizes/image": 32,
-  "sizes/lr": 0.5,
-  "sizes/momentum": 0.875,
-  "losses/xent": 1.0,
-  "losses/train_1": 50.0,  # percent; metrics.jsonl keeps fractions
-  "losses/train_5": 75.0,
-  "losses/test_1": 50.0,
-  "losses/test_5": 75.0,
-  "times/step": 250,  # milliseconds, a quarter of which is waited for
-  "times/data": 62.5,
-  "times/1gpu_images_per_sec": 1250,
-  "times/eval_sec": 3.5,
-  "net/recv_gbit": 0.5,
-  "net/transmit_gbit": 0.25,
-  "memory/max_allocated_gb": 6.5,
-  "epoch": 2,
-  "losses/test_xent": 1.5,
-  "losses/test_macro_1": 25.0,
-  "losses/test_ece": 0.125,
-  "losses/skipped_steps": 4,
-  "times/images_per_sec": 5000,
-  "times/data_wait": 0.25,
-  "times/train_seconds": 1.0,
-  "times/dawn_seconds": 0.5,
-}
+# of PyTorch's allocator; and, below, what it does not have. Accuracies in percent, while
+# metrics.jsonl keeps fractions; milliseconds, a quarter of which is waited for.
+SHOWN = {"sizes/world": 4, "sizes/batch": 25, "sizes/batch_total": 100, "sizes/image": 32}
+SHOWN |= {"sizes/lr": 0.5, "sizes/momentum": 0.875, "losses/xent": 1.0, "losses/train_1": 50.0}
+SHOWN |= {"losses/train_5": 75.0, "losses/test_1": 50.0, "losses/test_5": 75.0, "times/step": 250}
+SHOWN |= {"times/data": 62.5, "times/1gpu_images_per_sec": 1250, "times/eval_sec": 3.5}
+SHOWN |= {"net/recv_gbit": 0.5, "net/transmit_gbit": 0.25, "memory/max_allocated_gb": 6.5}
+SHOWN |= {"epoch": 2, "losses/test_xent": 1.5, "losses/test_macro_1": 25.0}
+SHOWN |= {"losses/test_ece": 0.125, "losses/skipped_steps": 4, "times/images_per_sec": 5000}
+SHOWN |= {"times/data_wait": 0.25, "times/train_seconds": 1.0, "times/dawn_seconds": 0.5}
 
 
-def test_each_scalar_stands_over_the_examples_seen(tmp_path):
+def test_each_scalar_is_there_at_once_over_the_examples_seen(tmp_path, monkeypatch):
+  now = [1.5e9]
+  monkeypatch.setattr("jaxspeed.records.tensorboard.time.time", lambda: now[0])
   figures = dict(loss=1.5, top1=0.5, top5=0.75, macro_top1=0.25, ece=0.125, seconds=3.5)
   more = {f"eval_{name}": value for name, value in figures.items()}
   more |= dict(skipped_steps=4, memory_gb=6.5, net_recv_gbit=0.5, net_transmit_gbit=0.25)
-  write_epochs(tmp_path, [epoch_row(1), epoch_row(2, **more)], loggers=[tensorboard])
-  shown = scalars(tmp_path)
-  assert {tag: points.get(2000) for tag, points in shown.items()} == SHOWN | {"first": None}
-  assert shown["losses/xent"][1000] == 2.0 and 1000 not in shown["losses/test_1"]
-  assert {tag.name for tag in TAGS.values()} <= set(SHOWN)
-
-
-def test_each_row_is_there_at_once_with_its_time(tmp_path, monkeypatch):
-  now = [1.5e9]
-  monkeypatch.setattr("jaxspeed.records.tensorboard.time.time", lambda: now[0])
   how = dict(screen=Screen(silent_console()), loggers=[tensorboard])
   with Records(tmp_path, resume_step=None, **how) as records:
-    for epoch in (1, 2):
+    for epoch, fields in ((1, {}), (2, more)):
       now[0] += 60.0
-      records.epoch(epoch_row(epoch))
+      records.epoch(epoch_row(epoch, **fields))
       assert len(scalars(tmp_path)["epoch"]) == epoch
-  events = list(read_events(tmp_path))
+  shown, events = scalars(tmp_path), list(read_events(tmp_path))
+  assert shown.pop("first") == {0: pytest.approx(1.5e9, rel=1e-6)}
+  assert {tag: points.get(2000) for tag, points in shown.items()} == SHOWN
+  assert shown["losses/xent"][1000] == 2.0 and 1000 not in shown["losses/test_1"]
+  assert {tag.name for tag in TAGS.values()} <= set(SHOWN)
   assert events[0].file_version == "brain.Event:2"
   times = {(v.tag, event.step): event.wall_time for event in events for v in event.summary.value}
   assert (times["first", 0], times["losses/xent", 2000]) == (1.5e9, 1.5e9 + 120.0)
-  assert scalars(tmp_path)["first"] == {0: pytest.approx(1.5e9, rel=1e-6)}
 
 
 def test_it_hides_what_a_resumed_run_does_again(tmp_path):
