@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+Row = Mapping[str, Any]
+
 # Values of checkpoint.keep_best and target_metric; of all but the loss, larger is better.
 METRICS = ("top1", "top5", "macro_top1", "loss")
 # A checkpoint's step, or that of the best evaluation; None: that of the newest whole checkpoint.
 CheckpointStep = int | Literal["best"] | None
 
 
-def ranked(rows: Sequence[Mapping[str, Any]], metric: str) -> list[Mapping[str, Any]]:
+def ranked(rows: Sequence[Row], metric: str) -> list[Row]:
   """The rows with a metric of the evaluation, the best first; of equal ones the earlier first.
 
   `metric` is one of `METRICS`, or "none", which no row has.

@@ -48,23 +48,10 @@ class Linear:
     return (logits, {}) if mutable else logits
 
 
-class Normed(nnx.Module):
-  """A model of flax.nnx with running statistics."""
-
-  def __init__(self, classes, *, rngs):
-    self.norm = nnx.BatchNorm(3, rngs=rngs)
-    self.head = nnx.Linear(8 * 8 * 3, classes, rngs=rngs)
-
-  def __call__(self, images, *, train):
-    normed = self.norm(images, use_running_average=not train)
-    return self.head(normed.reshape(len(images), -1))
-
-
-@pytest.mark.parametrize("make", [Linear, lambda: nnx.bridge.to_linen(Normed, 10)])
-def test_models_of_other_libraries_train(make, digits, tmp_path):
-  run = jaxspeed.fit(recipe(), digits, tmp_path, model=make())
+def test_a_model_of_two_functions_trains(digits, tmp_path):
+  run = jaxspeed.fit(recipe(), digits, tmp_path, model=Linear())
   assert run.result["top1"] > 0.4  # guessing gives a tenth
-  again = jaxspeed.load(tmp_path, model=make())
+  again = jaxspeed.load(tmp_path, model=Linear())
   assert again.evaluate(digits.x_val, digits.y_val)["top1"] == run.result["top1"]
 
 

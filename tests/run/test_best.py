@@ -1,7 +1,6 @@
 """The best evaluation, its checkpoint, patience and traces, in rows and in runs."""
 
 import json
-import random
 import re
 import shutil
 import types
@@ -246,54 +245,31 @@ def rows_of(*values):
   return rows
 
 
-def keras_stop(values, patience):
-  """The epoch after which Keras's EarlyStopping (mode max, min_delta 0) ends a training.
-
-  Its rule (keras/src/callbacks/early_stopping.py): an evaluation that is not better than the best
-  so far adds one to `wait`, a better one sets it to 0; training ends once `wait` is `patience`.
-  """
-  best, wait = float("-inf"), 0
-  for epoch, value in enumerate(values, start=1):
-    if value is None:
-      continue
-    wait += 1
-    if isinstance(value, float) and value > best:
-      best, wait = value, 0
-    if wait >= patience:
-      return epoch
-  return None
-
-
-def test_patience_counts_as_keras_does():
-  draw = random.Random(1)
-  configs = {patience: config_with(patience=patience) for patience in range(1, 5)}
-  for _ in range(200):
-    values = [draw.choice((0.1, 0.2, 0.3, 0.4, None, "nan")) for _ in range(12)]
-    patience = draw.randint(1, 4)
-    rows = rows_of(*values)
-    ends = [n for n in range(1, 13) if reason_to_stop(rows[:n], configs[patience])]
-    assert (ends or [None])[0] == keras_stop(values, patience), (values, patience)
-
-
-PATIENT = {"patience": 1}
-
-
 @pytest.mark.parametrize(
-  "values, fields, reason",
+  "values, fields, end",
   [
-    ((0.3, 0.2, 0.1), {}, ""),
-    ((), PATIENT, ""),
-    ((0.9, 0.9), PATIENT | dict(stop_at_target=True, target=0.8), "target"),
-    ((0.9, 0.9), PATIENT | dict(target=0.8), "patience"),
-    ((0.9, 0.9, None), PATIENT, ""),
-    ((0.9,), dict(stop_at_target=True, target=0.0), ""),  # 0: there is none
+    ((0.3, 0.2, 0.1), {}, None),
+    # As Keras's EarlyStopping: an equal value is no improvement, an epoch without an evaluation
+    # does not count, one whose loss is not finite does.
+    ((0.1, 0.3, 0.2, 0.3, 0.5), dict(patience=2), (4, "patience")),
+    ((0.1, 0.3, 0.2, 0.4, 0.3, 0.5), dict(patience=2), None),
+    ((0.2, None, None, 0.1), dict(patience=1), (4, "patience")),
+    ((0.2, "nan", 0.1, 0.3), dict(patience=2), (3, "patience")),
+    (("nan", "nan"), dict(patience=2), (2, "patience")),
+    # The target comes before patience; 0: there is none.
+    ((0.9,), dict(stop_at_target=True, target=0.8), (1, "target")),
+    ((0.9, 0.7), dict(patience=1, stop_at_target=True, target=0.95), (2, "patience")),
+    ((0.9, 0.9), dict(patience=1, target=0.8), (2, "patience")),
+    ((0.9,), dict(stop_at_target=True, target=0.0), None),
     # Nothing follows a top-5 accuracy of five classes.
-    ((0.9, 0.9), PATIENT | dict(target_metric="top5", data__classes=5), ""),
-    ((0.9, 0.9), PATIENT | dict(target_metric="top5", data__classes=10), "patience"),
+    ((0.9, 0.9), dict(patience=1, target_metric="top5", data__classes=5), None),
+    ((0.9, 0.9), dict(patience=1, target_metric="top5", data__classes=10), (1, "patience")),
   ],
 )
-def test_why_a_run_ends_after_its_last_row(values, fields, reason):
-  assert reason_to_stop(rows_of(*values), config_with(**fields)) == reason
+def test_when_and_why_a_run_ends(values, fields, end):
+  rows, config = rows_of(*values), config_with(**fields)
+  reasons = [(n, reason_to_stop(rows[:n], config)) for n in range(len(rows) + 1)]
+  assert next((each for each in reasons if each[1]), None) == end
 
 
 def test_the_best_step_is_among_the_rows_that_a_resumed_run_keeps(tmp_path, monkeypatch):
