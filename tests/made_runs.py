@@ -18,16 +18,8 @@ from jaxspeed.run.thumbnails import choose
 
 NOW = datetime.datetime(2026, 1, 1)
 EVIL = "<script>alert('1')</script>"
-NAMES = (
-  EVIL,
-  'a "quoted" & <em>name</em>',
-  "two\nlines",
-  "größe 猫",
-  "\udcff",
-  "line\u2028end",
-  "turned\u202eround",
-  "שלום",
-)
+NAMES = (EVIL, 'a "quoted" & <em>name</em>', "two\nlines", "größe 猫", "\udcff", "line\u2028end")
+NAMES += ("turned\u202eround", "שלום")
 
 
 def write_run(folder, *, names=NAMES, images=160, seed=0, peak=0.3, epochs=4, finished=True):

@@ -65,7 +65,6 @@ def test_a_run_has_its_result_history_weights_and_predictions(finished, digits):
   found = run.predict(digits.x_val)
   assert found.shape == (297, 10) and np.allclose(found.sum(axis=1), 1, atol=1e-5)
   assert np.mean(found.argmax(axis=1) == digits.y_val) == metrics["top1"]
-  assert "unfinished" not in repr(run)
   assert run.class_names == tuple("0123456789") and [*metrics["per_class"]] == [*run.class_names]
   for arguments in (("test",), (digits.x_val,), ("test", digits.y_val)):
     assert "run.evaluate takes images and their labels" in said(

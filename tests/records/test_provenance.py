@@ -17,14 +17,13 @@ from jaxspeed.records.provenance import commit, cpu_name, describe_device
 
 def test_devices_are_counted_and_named(tmp_path, monkeypatch):
   monkeypatch.setattr("jaxspeed.records.provenance.cpu_name", lambda: "AMD EPYC")
-  for kind, devices, cores, words in (
-    ("gpu", 2, 2, "2 x NVIDIA H100 80GB HBM3"),
-    ("cpu", 8, 2, "CPU: AMD EPYC (2 cores, 8 devices)"),
-    ("cpu", 1, 1, "CPU: AMD EPYC (1 core)"),
+  monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+  for kind, devices, words in (
+    ("gpu", 2, "2 x NVIDIA H100 80GB HBM3"),
+    ("cpu", 8, "CPU: AMD EPYC (2 cores, 8 devices)"),
   ):
     one = types.SimpleNamespace(platform=kind, device_kind="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(jax, "devices", lambda: [one] * devices)  # noqa: B023
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {*range(cores)}, raising=False)  # noqa: B023
     assert describe_device() == words
   cpuinfo = tmp_path / "cpuinfo"
   cpuinfo.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\nprocessor\t: 1\n")
@@ -92,12 +91,9 @@ def test_peak_memory_is_that_of_the_fullest_device_and_unknown_on_a_cpu():
   assert peak_memory(jax.devices("cpu")) == {}
 
 
-@pytest.mark.parametrize(
-  "seconds, measured, published",
-  [(1.98, "1.98 s", "1.98 s"), (8, "8.00 s", "8 s"), (26.04, "26.0 s", "26.04 s")]
-  + [(6552, "109 min 12 s", "109 min 12 s"), (8532, "2.37 h", "2.37 h")]
-  + [(172_799, "48.00 h", "48.00 h"), (2e8, "2,314.8 days", "2,314.8 days")],
-)
-def test_a_time_is_shown_as_measured_or_as_published(seconds, measured, published):
-  assert duration(seconds) == measured
-  assert duration(seconds, as_published=True) == published
+def test_a_time_is_shown_as_measured_or_as_published():
+  seconds = (1.98, 8, 26.04, 6552, 8532, 172_799, 2e8)
+  long = ["109 min 12 s", "2.37 h", "48.00 h", "2,314.8 days"]
+  assert [*map(duration, seconds)] == ["1.98 s", "8.00 s", "26.0 s", *long]
+  published = [duration(each, as_published=True) for each in seconds]
+  assert published == ["1.98 s", "8 s", "26.04 s", *long]

