@@ -283,10 +283,6 @@ GREY = jaxspeed.Arrays(np.zeros((300, 8, 8, 3), np.uint8), np.arange(300) % 10)
     ({"profile": (3, 19)}, "steps 3 to 19 cannot be traced (profile): the run has 18 steps"),
     # Arrays need a recipe that trains from memory.
     ({"data": GREY, "config": "imagenette"}, "images come from disk (config.data.feed=stream)"),
-    (
-      {"data": GREY, "config": jaxspeed.recipe("finetune", **{"pretrained.path": ""})},
-      "or set data.feed to resident, which keeps arrays",
-    ),
     # Fields without effect.
     ({"config": recipe(runs=2)}, "call it once for each seed"),
     ({"config": recipe(watchdog_seconds=60.0)}, "nothing ends the caller's process"),

@@ -151,21 +151,6 @@ def test_a_plan_counts_the_arrays_at_its_path(tmp_path):
     assert words in mistake("plan", *flags, given)
 
 
-def test_a_plan_counts_the_images_that_a_csv_lists(tmp_path):
-  data = write_folder(tmp_path, train=40, held_out=2, classes=4) / "train"
-  rows = [f"{each.relative_to(data)},{each.parent.name}" for each in sorted(data.rglob("*.jpg"))]
-  (data / "photos.csv").write_text("\n".join(["file,label", *rows]))
-  path = f"--config.data.path={data / 'photos.csv'}"
-  flags = ["imagenette", path, "--config.batch_size=8", "--config.data.hold_out=0.2"]
-  flags.append(f"--config.data.cache={tmp_path / 'cache'}")
-  counted = "photos.csv; 8 of 40 images, 20 % of each class, are held out for evaluation, 32 images"
-  assert counted in planned(*flags)
-  (data / "photos.csv").write_text("file,label\na.jpg,cat\n")
-  assert "a.jpg cannot be read (No such file or directory)" in mistake("plan", *flags)
-  words = "photos.csv lists image files, and this recipe trains from memory"
-  assert words in mistake("plan", "cifar10", path)
-
-
 def test_a_plan_counts_the_folders_at_its_path(tmp_path):
   data = write_folder(tmp_path / "images", train=40, held_out=13, classes=4)
   flags = ["imagenette", f"--config.data.path={data}", f"--config.data.cache={tmp_path / 'cache'}"]
@@ -175,6 +160,11 @@ def test_a_plan_counts_the_folders_at_its_path(tmp_path):
   assert "\nthe data set decides: data.classes=4 in place of the recipe's 10\n" in text
   left_out = "\nan epoch leaves out 8 of 40 training images (20%), different ones each time"
   assert left_out in planned(*flags, "--config.batch_size=32")
+  (data / "photos.csv").write_text("file,label\na.jpg,cat\n")
+  listed = f"--config.data.path={data / 'photos.csv'}"
+  assert "a.jpg cannot be read (No such file or directory)" in mistake("plan", "imagenette", listed)
+  words = "photos.csv lists image files, and this recipe trains from memory"
+  assert words in mistake("plan", "cifar10", listed)
   given = mistake("plan", *flags, "--config.data.classes=5")
   assert "has 4 classes, but config.data.classes is 5" in given
   best = planned(*flags, "--config.batch_size=8", "--config.checkpoint.keep_best=top5")

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import types
 import urllib.parse
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -59,15 +60,14 @@ def test_a_logger_hears_a_run_and_its_resume(tmp_path):
 def failing(when, error):
   """A logger that raises an error at its begin, at a row or at its end."""
 
-  def fail(place):
-    if place == when:
-      raise error
-
   @contextlib.contextmanager
   def fails(run):
-    fail("begin")
-    yield lambda row: fail("row")
-    fail("end")
+    parts = {
+      name: mock.Mock(side_effect=name == when and error) for name in ("begin", "row", "end")
+    }
+    parts["begin"]()
+    yield parts["row"]
+    parts["end"]()
 
   return fails
 
@@ -81,11 +81,10 @@ def failing(when, error):
   ],
 )
 def test_a_logger_that_fails_leaves_the_run_and_the_process_alone(tmp_path, when, error, reason):
-  logger = failing(when, error)
   told = f"the logger fails failed ({reason}): the run continues"
   # The first start is one from Python, which prints nothing.
   with pytest.warns(UserWarning, match=re.escape(told)):
-    printed = two_starts(tmp_path, logger)
+    printed = two_starts(tmp_path, failing(when, error))
   assert printed.count(told) == 1
   assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
   interrupted = following([failing("row", KeyboardInterrupt())], LoggedRun(tmp_path), print)

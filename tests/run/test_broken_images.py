@@ -1,6 +1,7 @@
 """Broken images of a run: its file, its processes, and how many it may lose."""
 
 import types
+from unittest import mock
 
 import pytest
 from toy import load_recipe
@@ -104,15 +105,11 @@ def test_too_many_end_the_run_with_the_file_that_lists_them(tmp_path):
     check_evaluated(names, 299, config())
 
 
-def test_a_full_disk_is_told_and_tried_again(tmp_path, monkeypatch):
+def test_a_full_disk_is_told_and_tried_again(tmp_path):
   broken, note = ledger(tmp_path)
   note(images("train", 2))
-
-  def full(*_):
-    raise OSError(28, "No space left on device")
-
-  with monkeypatch.context() as patch:
-    patch.setattr("jaxspeed.run.epoch_report.write_atomically", full)
+  full = {"side_effect": OSError(28, "No space left on device")}
+  with mock.patch("jaxspeed.run.epoch_report.write_atomically", **full):
     assert "could not be written (No space left on device)" in broken.settle()[-1]
   assert broken.settle() == []
   assert len(lines(tmp_path)) == 1 + 2
