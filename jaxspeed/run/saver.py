@@ -1,8 +1,8 @@
 """The saving of a run: when a checkpoint is due, what a failure does, how a stop ends the run."""
 
-import functools
 import time
 from concurrent import futures
+from typing import Any
 
 import jax
 import numpy as np
@@ -84,14 +84,10 @@ class Saver:
       # First the rows that a full disk delayed: a run that resumed from here would lack them.
       reason = self._report.records.write()
       if processes.is_primary() and not reason:
-        save = functools.partial(
-          checkpoint.save,
-          images=run.feed.data.fingerprint,
-          keep=run.config.checkpoint.keep,
-          best=self._best_steps(),
-          lock=run.control.lock,
-        )
-        writing = [pool.submit(save, run.folder, step, carry, run.clock.state())]
+        how: dict[str, Any] = dict(keep=run.config.checkpoint.keep, best=self._best_steps())
+        how |= dict(images=run.feed.data.fingerprint, lock=run.control.lock)
+        clock = run.clock.state()
+        writing = [pool.submit(checkpoint.save, run.folder, step, carry, clock, **how)]
       while processes.gather(len(futures.wait(writing, _SIGN_OF_LIFE).not_done))[0]:
         heartbeat()
     # Orbax and tensorstore raise whatever their file systems do.
