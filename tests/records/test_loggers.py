@@ -62,9 +62,8 @@ def failing(when, error):
 
   @contextlib.contextmanager
   def fails(run):
-    parts = {
-      name: mock.Mock(side_effect=name == when and error) for name in ("begin", "row", "end")
-    }
+    raised = {when: error}
+    parts = {name: mock.Mock(side_effect=raised.get(name)) for name in ("begin", "row", "end")}
     parts["begin"]()
     yield parts["row"]
     parts["end"]()

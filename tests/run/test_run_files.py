@@ -255,11 +255,11 @@ def test_a_place_for_no_folder_is_refused(tmp_path, monkeypatch, workdir, words)
 @pytest.mark.parametrize(
   "names, words",
   [
-    ("metrics.jsonl", "holds no run (metrics.jsonl)"),
-    ("a b c d", "holds no run (a, b, c, ...)"),
-    ("train/cat/1.jpg", "holds no run (train)"),
-    ("checkpoints/15/manifest.json", "holds no run (checkpoints)"),
-    ("owner.json notes.txt", "holds no run (notes.txt)"),
+    ("metrics.jsonl", "config.json is missing (metrics.jsonl)"),
+    ("a b c d", "config.json is missing (a, b, c, ...)"),
+    ("train/cat/1.jpg", "config.json is missing (train)"),
+    ("checkpoints/15/manifest.json", "config.json is missing (checkpoints)"),
+    ("owner.json notes.txt", "config.json is missing (notes.txt)"),
     ("config.json", "config.json"),
   ],
 )
