@@ -1,6 +1,6 @@
 """Jobs of jaxspeed.launch without a training: folders written by hand, an executor that remembers.
 
-NOW is the time of what happens in them, and of the launcher where a test asks for it (`at_now`).
+NOW is the time of what happens in them.
 """
 
 import contextlib
@@ -8,23 +8,21 @@ import dataclasses
 import json
 import os
 import pathlib
-import subprocess
-import sys
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import pytest
 from commands import ROOT
 from ml_collections import ConfigDict
 
 from jaxspeed.config.checks import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
-from jaxspeed.launch import runs, state
+from jaxspeed.files import open_locked
+from jaxspeed.launch import record
 from jaxspeed.launch.executor import KINDS, Executor, Found
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.record import LAUNCHER, RECORD, Event, Facts, Job, add_line, named
+from jaxspeed.launch.record import RECORD, Event, Facts, Job, add_line
+from jaxspeed.launch.runs import LAUNCHER
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
@@ -43,7 +41,7 @@ def write_run(root: pathlib.Path, name: str = "run") -> pathlib.Path:
   """A run's folder without jobs."""
   folder = root / name
   (folder / LAUNCHER).mkdir(parents=True)
-  runs.write_jobs(folder, [])
+  record.write_jobs(folder, [])
   return folder
 
 
@@ -61,21 +59,21 @@ def write_job(
 ) -> Facts:
   """Adds a job to a run, with what is given; returns what the files say about it."""
   folder = run / name
-  record = folder / RECORD
-  (record / "logs").mkdir(parents=True)
+  own = folder / RECORD
+  (own / "logs").mkdir(parents=True)
   fixed = {"recipe": "configs/quickstart.py", "overrides": {}, "folder": str(folder), "config": ""}
   about = {"cwd": str(run), "executor": {"kind": "slurm"}, "epochs": 20.0, "metric": "top1"}
   added = Job(**{"name": name, "sources": ""} | fixed | about | job)  # type: ignore[arg-type]
-  before = [facts.job for facts in (runs.jobs_of(run) or [])]
+  before = [facts.job for facts in record.jobs_of(run)]
   (run / LAUNCHER).mkdir(exist_ok=True)
-  runs.write_jobs(run, [*before, added])
+  record.write_jobs(run, [*before, added])
   for each in requests:
-    add_line(run / LAUNCHER / runs.REQUESTS, dataclasses.replace(each, jobs=[name]))
-  write_events(record / "job.jsonl", notes)
-  for number, own in (tasks or {}).items():
-    write_events(record / "tasks" / f"{number}.jsonl", own)
+    add_line(run / LAUNCHER / record.REQUESTS, dataclasses.replace(each, jobs=[name]))
+  write_events(own / "job.jsonl", notes)
+  for number, events in (tasks or {}).items():
+    write_events(own / "tasks" / f"{number}.jsonl", events)
   for file, text in (logs or {}).items():
-    (record / "logs" / file).write_text(text)
+    (own / "logs" / file).write_text(text)
   if metrics:
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics))
   if isinstance(result, Mapping) and "seed" in added.overrides:
@@ -98,40 +96,22 @@ def write_events(path: pathlib.Path, events: Sequence[Event]) -> None:
 
 def facts_of(folder: pathlib.Path) -> Facts:
   """What a job's folder says."""
-  return named(runs.read_jobs(folder.parent))[folder.name]
+  (found,) = record.read_jobs(folder.parent, [folder.name])
+  return found
 
 
 def seconds(train: float = 30.0, to_target: float | None = 12.0) -> dict[str, Any]:
   """The seconds of a result."""
-  compiled = {"warm": 1.0, "cold": None}
-  return {
-    "train": train,
-    "dawn": train,
-    "process": 2 * train,
-    "compile": compiled,
-    "to_target": to_target,
-  }
+  clocks = {"train": train, "dawn": train, "process": 2 * train, "to_target": to_target}
+  return clocks | {"compile": {"warm": 1.0, "cold": None}}
 
 
 def result_of(top1: float = 0.95, **values: Any) -> dict[str, Any]:
   """The content of a run's result.json."""
-  return {
-    "config": {"target": 0.94, "target_metric": "top1"},
-    "evaluated_on": "test",
-    "top1": top1,
-    "top5": 0.99,
-    "seconds": seconds(),
-    "device": "cpu",
-    "versions": {},
-    "seed": 0,
-    "commit": None,
-    "command": "train",
-  } | values
-
-
-def at_now(monkeypatch: pytest.MonkeyPatch, later: float = 0.0) -> None:
-  """Lets the launcher's clock stand at NOW."""
-  monkeypatch.setattr(state, "time", types.SimpleNamespace(time=lambda: NOW + later))
+  config = {"target": 0.94, "target_metric": "top1"}
+  where = {"evaluated_on": "test", "device": "cpu", "versions": {}, "commit": None}
+  figures = {"top1": top1, "top5": 0.99, "seconds": seconds(), "seed": 0, "command": "train"}
+  return {"config": config} | where | figures | values
 
 
 class Fake(Executor):
@@ -190,25 +170,15 @@ def config_of(overrides: Mapping[str, Any]) -> ConfigDict:
   return with_overrides(load_recipe(QUICKSTART), overrides)
 
 
-_HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "a")
-fcntl.flock(file, fcntl.LOCK_EX)
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
 @contextlib.contextmanager
-def lock_elsewhere(path: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
-  """Another process that holds the lock of a file inside, or until it is killed."""
-  command = [sys.executable, "-I", "-S", "-c", _HOLD, str(path)]
-  pipe = subprocess.PIPE
-  with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-    assert process.stdout is not None
-    assert process.stdout.readline() == "locked\n"
-    yield process
-    process.kill()
+def lock_elsewhere(path: pathlib.Path) -> Iterator[None]:
+  """A file is locked inside, as by another process: a lock belongs to the open file."""
+  descriptor = open_locked(path)
+  assert descriptor is not None
+  try:
+    yield
+  finally:
+    os.close(descriptor)
 
 
 # What stands for Python in a job: it reads --workdir=, and does what the lines of the file `plan`
@@ -233,8 +203,6 @@ do_as() {
     exit) log - "$2"; exit "$2" ;;
     kill) log - kill; kill -9 $$ ;;
     apart) setsid bash -c "echo apart $job >>'$all/log'; exec sleep 5" & ;;
-    save) mkdir -p "$workdir/checkpoints/$starts" ;;
-    times) n=$2; shift 2; [ "$starts" -gt "$n" ] || do_as "$@" ;;
     say) shift; echo "$*" ;;
     once) [ "$starts" -gt 1 ] || { shift; do_as "$@"; } ;;
   esac

@@ -71,8 +71,7 @@ exit "$worst"
 """,
 }
 # A trainer: writes its words down, and ends as the file `codes` says of its task: with a code, with
-# a result and 0 (done), by a signal (-9), with 85 after a SIGTERM to its task
-# (saves), or with 85 and a new checkpoint (new).
+# a result and 0 (done), by a signal (-9), or with 85 after a SIGTERM to its task (saves).
 _PYTHON = """\
 #!/usr/bin/env bash
 [ "$2" != jaxspeed.launch.supervisor ] || exec {python} "$@"
@@ -83,7 +82,6 @@ done
 echo "task $SLURM_PROCID prints"
 code=$(sed -n "$((SLURM_PROCID + 1))p" "$FAKE_SLURM/codes")
 case $code in
-  new) mkdir -p "$workdir/checkpoints/$(date +%s%N)"; exit 85 ;;
   done) echo '{}' >"$workdir/result.json"; exit 0 ;;
   saves) kill -TERM "$PPID"; kill -USR1 "$PPID"; exit 85 ;;
   -*) kill "$code" $$; sleep 60 ;;

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import re
 import shutil
 import signal
 import socket
@@ -18,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import psutil
 import pytest
 from commands import ROOT
 
@@ -56,30 +56,20 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> No
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-  """How a process ended: its exit code (-N: by signal N), output, and seconds since its start."""
+  """How a process ended: its exit code (-N: by signal N) and output."""
 
   code: int
   out: str
   err: str
-  seconds: float
 
 
 class Process:
-  """One process with its output in files, so that it never waits for a reader.
-
-  Args:
-    command: what runs.
-    variables: its environment.
-    folder: of its output; exists.
-    name: of its output's files.
-  """
+  """One process with its output in files of a folder, so that it never waits for a reader."""
 
   def __init__(
     self, command: Sequence[str], variables: dict[str, str], folder: pathlib.Path, name: str
   ) -> None:
     self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
-    self._begun = time.monotonic()
-    self._seconds: float | None = None
     with self._out.open("w") as out, self._err.open("w") as err:
       self._popen = subprocess.Popen(
         command,
@@ -106,10 +96,7 @@ class Process:
     return self._err.read_text(errors="replace")
 
   def running(self) -> bool:
-    if self._popen.poll() is None:
-      return True
-    self._seconds = self._seconds or time.monotonic() - self._begun
-    return False
+    return self._popen.poll() is None
 
   def signal(self, number: signal.Signals) -> None:
     self._popen.send_signal(number)
@@ -128,8 +115,7 @@ class Process:
     self._popen.wait()
 
   def ended(self) -> Ended:
-    assert not self.running() and self._seconds is not None
-    return Ended(self._popen.returncode, self.out, self.err, self._seconds)
+    return Ended(self._popen.returncode, self.out, self.err)
 
 
 class Processes(list[Process]):
@@ -138,8 +124,7 @@ class Processes(list[Process]):
   def wait(self, seconds: float = 120) -> list[Ended]:
     """Until all have ended; the test fails where one has not."""
     deadline = time.monotonic() + seconds
-    # All are looked at each time: each one's own end counts, also behind one that hangs.
-    while any([p.running() for p in self]):
+    while any(p.running() for p in self):
       if time.monotonic() > deadline:
         tails = "\n".join(f"{i}: {p.out[-500:]}{p.err[-1500:]}" for i, p in enumerate(self))
         pytest.fail(f"{sum(p.running() for p in self)} processes still run:\n{tails}")
@@ -154,17 +139,15 @@ def processes(
   devices: int = 1,
   hosts: Sequence["Host"] = (),
   variables: dict[str, str] | None = None,
-  module: str = "jaxspeed.train",
 ) -> Iterator[Processes]:
-  """`python -m MODULE` `count` times, with the flags by which they find each other.
+  """`jaxspeed.train` `count` times, with the flags by which they find each other.
 
   Args:
-    arguments: of the module.
+    arguments: of each process.
     count: processes; one alone gets no such flags.
     devices: CPU devices of each process.
     hosts: process i runs on host i modulo their number; none: on the loopback.
     variables: added to the environment.
-    module: with the flags --coordinator, --num_processes, --process_id.
   """
   address = hosts[0].address if hosts else "127.0.0.1"
   coordinator = f"{address}:{free_port()}"
@@ -175,7 +158,7 @@ def processes(
     started = Processes()
     for i in range(count):
       flags = [f"--coordinator={coordinator}", f"--num_processes={count}", f"--process_id={i}"]
-      command = [sys.executable, "-m", module, *arguments, *(flags if count > 1 else [])]
+      command = [sys.executable, "-m", "jaxspeed.train", *arguments, *(flags if count > 1 else [])]
       if hosts:
         command = [*hosts[i % len(hosts)].prefix, *command]
       all_variables = environment(devices) | (variables or {})
@@ -218,8 +201,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 
   Skips the test where that cannot be: not root, no namespaces.
   """
-  _need_root("network namespaces")
-  _need_commands("ip", "nsenter", "unshare", "mount", "hostname", package="iproute2, util-linux")
+  _need_root("ip", "nsenter", "unshare", "mount", "hostname", package="iproute2, util-linux")
   names = [f"jaxspeed-{os.getpid()}-{i}" for i in range(2)]
   addresses = ["10.210.7.1", "10.210.7.2"]
   with tempfile.TemporaryDirectory(prefix="jaxspeed-hosts-") as folder, contextlib.ExitStack() as s:
@@ -264,51 +246,16 @@ class Slurm:
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
     return done.stdout.strip()
 
-  def submit(self, *arguments: str, log: pathlib.Path, options: Sequence[str] = ()) -> "SlurmJob":
-    """scripts/train.sbatch on both nodes, with a trainer's arguments."""
-    fixed = ["--parsable", "--nodes=2", f"--output={log}", *options, "scripts/train.sbatch"]
-    return SlurmJob(self, self.run("sbatch", *fixed, *arguments), log)
-
-
-@dataclasses.dataclass(frozen=True)
-class SlurmJob:
-  """A job, and the log that all its incarnations append to."""
-
-  slurm: Slurm
-  number: str
-  log: pathlib.Path
-
-  def field(self, name: str) -> str:
-    """A value of `scontrol show job`: JobState, Restarts, ExitCode."""
-    shown = self.slurm.run("scontrol", "show", "job", self.number)
-    found = re.search(rf"\b{name}=(\S+)", shown)
-    assert found is not None, shown
-    return found.group(1)
-
-  @property
-  def printed(self) -> str:
-    return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-  def has_ended(self) -> bool:
-    return self.field("JobState") not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
-
-  def tasks(self) -> list[int]:
-    """Process numbers of the trainers that run now, in the order of their ranks."""
-    return trainers(self.number, self.slurm.variables["SLURM_CONF"])
-
 
 def trainers(number: str, configuration: str) -> list[int]:
-  """Process numbers of the trainers of a Slurm job, in the order of their ranks."""
+  """Process numbers of the trainers of a Slurm job that run now, in the order of their ranks."""
   ranks = {}
-  for process in pathlib.Path("/proc").iterdir():
-    with contextlib.suppress(OSError):
-      # Beside each trainer runs its supervisor.
-      if b"\0-m\0jaxspeed.train\0" in (process / "cmdline").read_bytes():
-        entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")
-        variables = dict(e.split("=", 1) for e in entries if "=" in e)
-        own = (variables.get("SLURM_JOB_ID"), variables.get("SLURM_CONF"))
-        if own == (number, configuration):
-          ranks[int(variables["SLURM_PROCID"])] = int(process.name)
+  for process in psutil.process_iter(["cmdline", "environ"]):
+    variables = process.info["environ"] or {}
+    own = (variables.get("SLURM_JOB_ID"), variables.get("SLURM_CONF"))
+    # Beside each trainer runs its supervisor.
+    if own == (number, configuration) and process.info["cmdline"][1:3] == ["-m", "jaxspeed.train"]:
+      ranks[int(variables["SLURM_PROCID"])] = process.pid
   return [ranks[rank] for rank in sorted(ranks)]
 
 
@@ -332,11 +279,10 @@ def local_slurm() -> Iterator[Slurm]:
 @functools.cache
 def install_slurm() -> None:
   """Debian's packages of Slurm, where they are missing; skips the test where that fails."""
-  _need_root("Slurm's daemons")
+  _need_root()
   if all(map(_find, SLURM_COMMANDS)):
     return
-  if not _find("apt-get"):
-    pytest.skip("Slurm is missing, and so is apt-get")
+  _need_root("apt-get", package="apt")
   quiet = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
   variables = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
   for arguments in (["update"], ["install", "-y", "--no-install-recommends", "slurm-wlm", "munge"]):
@@ -351,12 +297,9 @@ def _find(command: str) -> str | None:
   return shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
-def _need_root(what: str) -> None:
+def _need_root(*commands: str, package: str = "") -> None:
+  """Skips the test without root's rights on Linux, or without commands of a Debian package."""
   if sys.platform != "linux" or os.geteuid() != 0:
-    pytest.skip(f"{what} are for root on Linux")
-
-
-def _need_commands(*commands: str, package: str) -> None:
-  missing = [command for command in commands if not _find(command)]
-  if missing:
+    pytest.skip("network namespaces and Slurm's daemons are for root on Linux")
+  if missing := [command for command in commands if not _find(command)]:
     pytest.skip(f"{', '.join(missing)} of Debian's {package} is missing")

@@ -1,4 +1,4 @@
-"""Checks of jobs before any is submitted: recipe, overrides, devices, data, memory."""
+"""Checks of jobs before any is submitted: recipe, overrides, devices, data."""
 
 import functools
 from collections.abc import Sequence
@@ -10,14 +10,11 @@ from jaxspeed.config.checks import with_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError, plural, some
 from jaxspeed.files import dump_json
-from jaxspeed.launch.executor import Executor, Planned
+from jaxspeed.launch.executor import Planned
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
 from jaxspeed.planning.make import make_plan
-from jaxspeed.planning.plan import Plan
 from jaxspeed.run.planned import planned
 from jaxspeed.run.setup import feed_of
-from jaxspeed.scaling.hardware import DEVICES
-from jaxspeed.scaling.work import work_of
 
 _NO_DATA = {"seed", "schedule", "optimizer", "model"}  # fields that change nothing of the data
 
@@ -35,23 +32,20 @@ def check_jobs(jobs: Sequence[Planned], *, data: bool = True) -> dict[str, Confi
   configs: dict[str, ConfigDict] = {}
   mistakes: dict[str, list[str]] = {}
   recipe_of = functools.cache(load_recipe)
-  plans: dict[str, Plan] = {}  # of jobs that share their data, which are opened once
+  opened = set[str]()  # what decides the data, which many jobs share
   for job in jobs:
     try:
       config = with_overrides(recipe_of(job.recipe), job.overrides)
       checks.check_effects(config, [*job.overrides], command="train")
-      devices = job.executor.devices()
-      if data and job.executor.sees_data():
-        found = stored.to_dict(config)
-        others = {name: found[name] for name in found.keys() - _NO_DATA}
-        key = dump_json([others, devices, sorted(job.overrides)], sort_keys=True)
-        if key not in plans:
-          plans[key] = planned(config, devices=devices, given=job.overrides).plan
-        plan = plans[key]
-      else:
+      devices, found = job.executor.devices(), stored.to_dict(config)
+      others = {name: found[name] for name in found.keys() - _NO_DATA}
+      key = dump_json([others, devices, sorted(job.overrides)], sort_keys=True)
+      if not (data and job.executor.sees_data):
         feed_of(config)
-        plan = make_plan(config, devices=devices)
-      _check_memory(plan, job.executor, config)
+        make_plan(config, devices=devices)
+      elif key not in opened:
+        planned(config, devices=devices, given=job.overrides)
+        opened.add(key)
       configs[job.name] = config
     except UserError as error:
       mistakes.setdefault(str(error), []).append(job.name)
@@ -61,22 +55,3 @@ def check_jobs(jobs: Sequence[Planned], *, data: bool = True) -> dict[str, Confi
     which = f"{wrong} of {plural(len(jobs), 'job')}"
     raise UserError(f"{which} cannot run, and nothing was submitted: {listed}")
   return configs
-
-
-def _check_memory(plan: Plan, executor: Executor, config: ConfigDict) -> None:
-  """Refuses a recipe that does not fit the executor's GPUs, where their memory is known.
-
-  Raises:
-    UserError: a phase needs more memory than a GPU has.
-  """
-  device = DEVICES.get(executor.accelerator().lower().replace("-", "_"))
-  if device is None:
-    return
-  for phase in plan.phases:
-    needed = work_of(config).memory_gb(config, plan, phase, executor.devices())
-    if needed > device.memory_gb:
-      raise UserError(
-        f"config.batch_size={phase.batch_size} at {phase.image_size} px needs {needed:.0f} GB on "
-        f"each GPU, and {executor.accelerator()} has {device.memory_gb:g}: raise "
-        f"config.accumulate={config.accumulate}, or use more GPUs."
-      )

@@ -2,10 +2,10 @@
 
 import codecs
 import contextlib
+import importlib.util
 import os
 import pathlib
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +17,11 @@ from jaxspeed.config import output
 from jaxspeed.config.flags import define_fields, overrides
 from jaxspeed.errors import UserError, mend, printable, some
 from jaxspeed.files import dump_json, open_regular, to_json
-from jaxspeed.launch import local, results, runs, state, submit
-from jaxspeed.launch.record import RECORD, RUN_FILE
+from jaxspeed.launch import local, record, results, runs, state, submit
+from jaxspeed.launch.executor import executor_of
+from jaxspeed.launch.record import RECORD
 from jaxspeed.launch.run import Run, load_sweep
+from jaxspeed.launch.runs import RUN_FILE
 
 FILES = pathlib.Path(__file__).parent / "files"
 _POLL = 0.5  # seconds between two looks at a log
@@ -67,7 +69,7 @@ def run(arguments: Sequence[str]) -> None:
   if command != "submit" and (given := overrides()):
     raise UserError(f"--config.{min(given)} has no effect with {command}: only submit takes it.")
   try:
-    function(*([rest] if command in ("submit", "script") else _run_and_jobs(command, rest)))
+    function(*([rest] if command in ("submit", "script") else _run_and_jobs(rest)))
   except OSError as error:
     name, reason = error.filename or "a file of the run", error.strerror or error
     advice = f"{mend(error)}, and repeat the command"
@@ -98,7 +100,7 @@ def _submit(arguments: list[str]) -> None:
 
 
 def _status(folder: pathlib.Path, names: list[str]) -> None:
-  found = state.statuses(folder, runs.read_jobs(folder, names))
+  found = state.statuses(folder, record.read_jobs(folder, names))
   if _flag("json"):
     rows = [{**vars(status), "folder": str(status.folder)} for status in found]
     print(dump_json(to_json({"jobs": rows, "notes": found.notes}), indent=1))
@@ -125,7 +127,7 @@ def _logs(folder: pathlib.Path, names: list[str]) -> None:
   is_last, next_look = not _flag("follow"), 0.0
   while True:
     if not is_last and time.monotonic() >= next_look:
-      found = state.statuses(folder, runs.read_jobs(folder, names))
+      found = state.statuses(folder, record.read_jobs(folder, names))
       is_last, next_look = found[0].state in state.ENDED, time.monotonic() + found.pause
     content = b""
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
@@ -154,8 +156,8 @@ def _retry(folder: pathlib.Path, names: list[str]) -> None:
 def _resume(folder: pathlib.Path, names: list[str]) -> None:
   if names:
     raise UserError("resume takes a run: resume RUN; a single job is started by retry RUN/JOB.")
-  jobs = runs.read_jobs(folder)
-  if any(facts.job.kind != local.Local.kind for facts in jobs):
+  jobs = record.read_jobs(folder)
+  if not all(isinstance(executor_of(facts.job), local.Local) for facts in jobs):
     raise UserError(f"{folder} has no jobs of this machine: its scheduler starts them by itself.")
   submit.check_own(jobs)
   begun = submit.begin(folder)
@@ -163,7 +165,7 @@ def _resume(folder: pathlib.Path, names: list[str]) -> None:
 
 
 def _results(folder: pathlib.Path, names: list[str]) -> None:
-  jobs = runs.read_jobs(folder, names)
+  jobs = record.read_jobs(folder, names)
   found = results.results_of(jobs, str(_flag("metric")))
   if _flag("json"):
     rows = {"jobs": found, "over_seeds": results.groups_of(found)}
@@ -173,12 +175,10 @@ def _results(folder: pathlib.Path, names: list[str]) -> None:
 
 
 def _tensorboard(folder: pathlib.Path, names: list[str]) -> None:
-  program = shutil.which("tensorboard", path=f"{pathlib.Path(sys.executable).parent}")
-  program = program or shutil.which("tensorboard")
-  if program is None:
+  if importlib.util.find_spec("tensorboard") is None:
     raise UserError("tensorboard is not installed: pip install tensorboard.")
-  sys.stdout.flush()
-  os.execv(program, [program, f"--logdir={folder}", f"--port={_flag('port')}"])
+  words = ["-m", "tensorboard.main", f"--logdir={folder}", f"--port={_flag('port')}"]
+  os.execv(sys.executable, [sys.executable, *words])
 
 
 def _script(arguments: list[str]) -> None:
@@ -201,30 +201,19 @@ def jobset(nodes: int = 2, gpus: int = 8) -> str:
   return text
 
 
-def _run_and_jobs(command: str, arguments: Sequence[str]) -> tuple[pathlib.Path, list[str]]:
+def _run_and_jobs(arguments: Sequence[str]) -> tuple[pathlib.Path, list[str]]:
   """The run's folder and the names of jobs that arguments name as RUN, RUN/JOB or JOB.
 
   Raises:
-    UserError: they name no run, or jobs of several runs.
+    UserError: the first one names no run or job of one, or another no job of the same run.
   """
-  found: list[tuple[pathlib.Path, str]] = []
-  for argument in arguments or ["."]:
-    path = pathlib.Path(os.path.abspath(argument))
-    if os.path.exists(path / RUN_FILE):
-      found.append((path, ""))
-    elif os.path.exists(path.parent / RUN_FILE):
-      found.append((path.parent, path.name))
-    elif found and os.path.isdir(found[0][0] / argument / RECORD):
-      found.append((found[0][0], argument))
-    else:
-      raise UserError(
-        f"{argument} is neither a run nor a job of one that you may read: write {command} ROOT/RUN "
-        f"or {command} ROOT/RUN/JOB."
-      )
-    if found[-1][0] != found[0][0]:
-      raise UserError(f"{argument} belongs to another run than the first one: name one run.")
-  folder, names = found[0][0], [name for _, name in found if name]
-  runs.read_jobs(folder, names)
+  paths = {argument: pathlib.Path(os.path.abspath(argument)) for argument in arguments or ["."]}
+  first = next(iter(paths.values()))
+  holds = [path for path in (first, first.parent) if os.path.exists(path / RUN_FILE)]
+  folder = next(iter(holds), first)
+  others = {argument: path for argument, path in paths.items() if path != folder}
+  names = [path.name if path.parent == folder else name for name, path in others.items()]
+  record.read_jobs(folder, names)
   return folder, names
 
 

@@ -21,12 +21,8 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE|AUTH|PRIVATE", re
 KINDS: dict[str, type["Executor"]] = {}
 
 
-def to_tuple(value: Any) -> Any:
-  """A list as a tuple, anything else as it is: callers write lists, and JSON has no tuples."""
-  return tuple(value) if isinstance(value, list) else value
-
-
-Words = Annotated[tuple[str, ...], pydantic.BeforeValidator(to_tuple), Says("a list of texts")]
+# Not strict: callers write lists, and JSON has no tuples.
+Words = Annotated[tuple[str, ...], Field(strict=False), Says("a list of texts")]
 Line = Annotated[str, Predicate(is_plain), Says("text without line breaks or control characters")]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -45,6 +41,8 @@ class Executor(Group, abc.ABC):
 
   kind: ClassVar[str]
   most_at_once: ClassVar[int] = 1_000_000  # jobs of one submission
+  sees_data: ClassVar[bool] = True  # whether jobs read `data.path` from disks of this machine
+  pause: ClassVar[float] = 30.0  # seconds between two questions about jobs
 
   price_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
   """price of one node in USD, for the cost in results; 0: not stated"""
@@ -93,14 +91,6 @@ class Executor(Group, abc.ABC):
   def devices(self) -> int:
     """Devices that share a batch of one job."""
 
-  def accelerator(self) -> str:
-    """The kind of GPU in words of its maker, such as "H100"; '' if it is not known."""
-    return ""
-
-  def sees_data(self) -> bool:
-    """Whether the jobs read `data.path` from disks that this machine sees too."""
-    return True
-
   @abc.abstractmethod
   def check(self, root: pathlib.Path) -> None:
     """Checks that jobs with folders in `root` can be submitted from here.
@@ -114,14 +104,9 @@ class Executor(Group, abc.ABC):
     """What is submitted for some jobs, as text; made when it is needed, and never stored."""
 
   def supervisor(self, role: str, job: str, token: str) -> str:
-    """The line of shell that starts a supervisor; `job` is `words_of` a job, or variables."""
+    """The line of shell that starts a supervisor; `job`: its folder and digest, as words."""
     python = shlex.quote(self.python or sys.executable)
     return f"{python} -m jaxspeed.launch.supervisor {role} {job} {token}"
-
-  @staticmethod
-  def words_of(job: Job) -> str:
-    """A job's folder and digest as words of shell."""
-    return f"{shlex.quote(job.folder)} {job.digest}"
 
   def preparation(self, cwd: str) -> list[str]:
     """Lines of shell before the command."""
@@ -179,9 +164,9 @@ def executor_of(job: Job) -> Executor:
     UserError: there is no such kind, or a field is not valid.
   """
   fields = {name: value for name, value in job.executor.items() if name != "kind"}
-  if job.kind not in KINDS:
-    raise UserError(f"{job.folder} names the executor {job.kind!r}: there are {', '.join(KINDS)}.")
+  if (kind := str(job.executor.get("kind"))) not in KINDS:
+    raise UserError(f"{job.folder} names the executor {kind!r}: there are {', '.join(KINDS)}.")
   try:
-    return KINDS[job.kind](**fields)
+    return KINDS[kind](**fields)
   except UserError as error:
     raise UserError(f"{job.folder}: {error}") from None

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import psutil
 from pydantic import Field
@@ -19,24 +19,13 @@ from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
 from jaxspeed.files import is_locked, open_locked
 from jaxspeed.launch.executor import Count, Executor, Found
-from jaxspeed.launch.record import LAUNCHER, Facts, Job
+from jaxspeed.launch.record import Facts, Job
+from jaxspeed.launch.runs import LAUNCHER
 
 # In the run's LAUNCHER, for place N: locked while its worker lives, with the process; with a job's
 # name, locked while any process of the job lives, which inherits the open file; workers' output.
 WORKER, PLACE, LOG = "worker.{}.lock", "place.{}.lock", "worker.log"
 JOB = "JAXSPEED_JOB"  # the variable of a job's processes that has its folder
-
-
-class Slot(NamedTuple):
-  """The place of one of the jobs that run at the same time.
-
-  Attributes:
-    gpus: its CUDA_VISIBLE_DEVICES; None where the machine has no GPUs.
-    cores: its cores.
-  """
-
-  gpus: str | None
-  cores: frozenset[int]
 
 
 class Local(Executor):
@@ -47,6 +36,7 @@ class Local(Executor):
   """
 
   kind: ClassVar[str] = "local"
+  pause: ClassVar[float] = 2.0
 
   parallel: Count = 1
   """jobs that run at the same time; they divide the GPUs, or the cores, evenly"""
@@ -54,10 +44,9 @@ class Local(Executor):
   """GPUs to use, the first of the visible ones; None: all of them"""
 
   def devices(self) -> int:
-    gpus = len(self._gpus())
-    on_cpu = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
-    if gpus:
+    if gpus := len(self._gpus()):
       return max(1, gpus // self.parallel)
+    on_cpu = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
     return max(1, int(on_cpu)) if on_cpu.isdecimal() else 1
 
   def check(self, root: pathlib.Path) -> None:
@@ -69,15 +58,15 @@ class Local(Executor):
         f"Local(parallel={self.parallel}): {gpus} GPUs do not divide evenly among as many jobs."
       )
 
-  def slot(self, number: int) -> Slot:
-    """The place `number`, from 0, of the jobs that run at the same time."""
+  def slot(self, number: int) -> tuple[str | None, frozenset[int]]:
+    """CUDA_VISIBLE_DEVICES (None: there are no GPUs) and the cores of a place, from 0."""
     gpus, cores = self._gpus(), _cores()
     each = len(gpus) // self.parallel
     # With fewer cores than jobs, several jobs share a core.
     first = number * len(cores) // self.parallel
     last = max(first + 1, (number + 1) * len(cores) // self.parallel)
     own = ",".join(gpus[number * each : (number + 1) * each]) if _visible() else None
-    return Slot(own, frozenset(cores[first:last]))
+    return own, frozenset(cores[first:last])
 
   def _gpus(self) -> list[str]:
     return _visible()[: self.gpus]

@@ -17,19 +17,26 @@ import os
 import pathlib
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import pydantic
 
 from jaxspeed.config.checks import to_flags
-from jaxspeed.errors import LOST_PEER, REQUEUE
-from jaxspeed.files import append_line, dump_json, parse_json, read_bytes, read_json
+from jaxspeed.errors import LOST_PEER, REQUEUE, UserError, some
+from jaxspeed.files import (
+  append_line,
+  dump_json,
+  parse_json,
+  read_bytes,
+  read_json,
+  write_atomically,
+)
+from jaxspeed.launch.runs import LAUNCHER, NAME, RUN_FILE, link_in, seal_of
 
-RUN_FILE = "run.json"
-LAUNCHER = ".launch"  # the folder of the launcher's own files in a run's folder
-RECORD = "launch"  # and in a job's
-FORMAT: Literal[3] = 3
+RECORD = "launch"  # the folder of these files in a job's folder
+REQUESTS = "requests.jsonl"
 ENDED_BY_OTHERS = 128 + signal.SIGTERM  # srun ends a task because another one has ended
 _EMPTY = ("", None, ())  # fields that a line leaves out
 
@@ -48,7 +55,7 @@ class Job:
     config: a hash of the checked config.
     epochs: config.epochs.
     metric: config.target_metric.
-    sources: the folder of the code's state in the run's `.launch/sources`.
+    sources: the file of the code's state in the run's `.launch/sources`, without its .patch.
   """
 
   __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
@@ -63,11 +70,6 @@ class Job:
   epochs: float
   metric: Literal["top1", "top5"]
   sources: str
-
-  @property
-  def kind(self) -> str:
-    """The executor's kind."""
-    return str(self.executor.get("kind"))
 
   @property
   def run(self) -> pathlib.Path:
@@ -152,11 +154,6 @@ class Facts:
     return self.submission.token if self.submission else ""
 
   @property
-  def place(self) -> int:
-    """The job's place in its submission."""
-    return self.submission.jobs.index(self.job.name) if self.submission else 0
-
-  @property
   def cancelled(self) -> bool:
     """Whether the job was cancelled since its last submission."""
     return bool(self.requests) and self.requests[-1].what == "cancel"
@@ -178,10 +175,6 @@ class Facts:
       return False
     return not any(note.what in ("failed", "done") for note in self.own_notes[-1:])
 
-  def ends(self) -> dict[int, int]:
-    """Exit codes of the tasks of the last start, by their numbers."""
-    return ends_of(self.folder, self.token, self.restarts)
-
   @property
   def foreign(self) -> str:
     """Why no command may act on the job, as the rest of a sentence on it; '' if one may."""
@@ -198,11 +191,6 @@ class Facts:
     return f"{reason}: submit the sweep's own file again with this root, then repeat this"
 
 
-def link_in(folder: pathlib.Path) -> str:
-  """A link that a folder is or holds, at any depth: it would lead what is written elsewhere."""
-  return next((str(path) for path in (folder, *folder.rglob("*")) if path.is_symlink()), "")
-
-
 def read_run_file(folder: pathlib.Path) -> RunFile | None:
   """The content of a run's run.json; None if there is none.
 
@@ -213,6 +201,64 @@ def read_run_file(folder: pathlib.Path) -> RunFile | None:
   if (found := read_json(folder / RUN_FILE, RunFile, advice)) is None:
     return None
   return RunFile(found["format"], [Job(**job) for job in found["jobs"]], found["seal"])
+
+
+def write_jobs(folder: pathlib.Path, jobs: Sequence[Job]) -> None:
+  """Writes a run's run.json, with the user's seal.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  content = [dataclasses.asdict(job) for job in jobs]
+  found = {"format": 3, "jobs": content, "seal": seal_of(content)}
+  write_atomically(folder / RUN_FILE, dump_json(found, indent=1) + "\n")
+
+
+def jobs_of(folder: pathlib.Path) -> list[Facts]:
+  """What the files of a run say about its jobs, in their order; none if the folder holds no run.
+
+  Raises:
+    UserError: the run is damaged.
+  """
+  if (found := read_run_file(folder)) is None:
+    return []
+  is_own = found.seal == seal_of([dataclasses.asdict(job) for job in found.jobs])
+  requests: dict[str, list[Event]] = {}
+  for line in read_lines(folder / LAUNCHER / REQUESTS):
+    for name in line.jobs:
+      requests.setdefault(name, []).append(line)
+  return [
+    Facts(folder / job.name, job, is_own, requests.get(job.name, []), read_notes(folder / job.name))
+    for job in found.jobs
+    if NAME.fullmatch(job.name)
+  ]
+
+
+def read_jobs(folder: pathlib.Path, names: Collection[str] = ()) -> list[Facts]:
+  """`jobs_of`, of the jobs with these names; of all without names.
+
+  Raises:
+    UserError: there is no such run or job, or the run is damaged.
+  """
+  if not (found := jobs_of(folder)):
+    raise UserError(
+      f"{folder} holds no run of jaxspeed.launch: name the folder ROOT/RUN that submit printed."
+    )
+  names = {names} if isinstance(names, str) else {*names}
+  have = [facts.job.name for facts in found]
+  if unknown := sorted(names.difference(have)):
+    raise UserError(f"{folder} has no job {unknown[0]}: it has {some(have, 3)}.")
+  return [facts for facts in found if not names or facts.job.name in names]
+
+
+def request(folder: pathlib.Path, what: str, jobs: Sequence[Facts], token: str = "") -> None:
+  """Writes down what is asked for some jobs of a run.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  line = Event(time.time(), what, token, jobs=[facts.job.name for facts in jobs])
+  add_line(folder / LAUNCHER / REQUESTS, line)
 
 
 def read_notes(folder: pathlib.Path, name: str = "job") -> list[Event]:
@@ -267,8 +313,3 @@ def progress_of(folder: pathlib.Path) -> str:
   found = [*folder.glob("checkpoints/*"), *folder.glob("run_*/checkpoints/*")]
   steps = [(p.parents[1].name, int(p.name[:15])) for p in found if p.name.isdecimal()]
   return " ".join(map(str, max(steps, default=())))
-
-
-def named(jobs: Iterable[Facts]) -> Mapping[str, Facts]:
-  """Jobs by their names."""
-  return {facts.job.name: facts for facts in jobs}

@@ -5,9 +5,9 @@ from typing import Any
 
 from jaxspeed.config import output
 from jaxspeed.files import dump_json
-from jaxspeed.launch.names import job_name
 from jaxspeed.launch.record import Facts
 from jaxspeed.launch.state import percent
+from jaxspeed.launch.sweep import job_name
 from jaxspeed.records.results import read_result
 from jaxspeed.records.statistics import interval, p_value_of_at_most
 
@@ -20,29 +20,23 @@ def results_of(jobs: Sequence[Facts], metric: str) -> list[Row]:
   """The results of the finished jobs, the best by one of `METRICS` first.
 
   Returns:
-    Rows of `name`; `group`, the name without the seed; `settings`, recipe and overrides without the
-    seed (other settings may have the same name); `metric` and `target` of the config; `values` and
-    `seeds` of each of the job's runs; `top1` and `top5`, their means; seconds `train` and
-    `to_target`; `cost` in USD for the seconds of the `dawn` clock. None: not known.
+    Rows of `name`; `recipe`; `overrides` without the seed; `metric` and `target` of the config;
+    `values` and `seeds` of each of the job's runs; `top1` and `top5`, their means; seconds `train`
+    and `to_target`; `cost` in USD for the seconds of the `dawn` clock. None: not known.
   """
   found = [(facts, read_result(facts.folder)) for facts in jobs]
   rows = [_row(facts, result) for facts, result in found if result is not None]
   sign = -1 if METRICS[metric] else 1
-
-  def key(row: Row) -> tuple[bool, float]:
-    return row[metric] is None, sign * (row[metric] or 0.0)
-
-  return sorted(rows, key=key)
+  return sorted(rows, key=lambda row: (row[metric] is None, sign * (row[metric] or 0.0)))
 
 
 def _row(facts: Facts, result: Row) -> Row:
   job, seconds = facts.job, result["seconds"]
-  seedless = {name: value for name, value in job.overrides.items() if name != "seed"}
   runs = result.get("runs", [result])
   return {
     "name": job.name,
-    "group": job_name(job.recipe, seedless),
-    "settings": dump_json([job.recipe, seedless], sort_keys=True),
+    "recipe": job.recipe,
+    "overrides": {name: value for name, value in job.overrides.items() if name != "seed"},
     "metric": job.metric,
     "target": float(result["config"].get("target", 0.0)),
     "values": [run[job.metric] for run in runs],
@@ -63,9 +57,11 @@ def groups_of(results: Sequence[Row]) -> list[Row]:
     the accuracy; `ci95`, half the width of the mean's 95 % interval; `target`; `p_value` of the
     one-sided t-test of "the true mean is at most the target".
   """
-  found = []
-  for settings in dict.fromkeys(row["settings"] for row in results):
-    rows = [row for row in results if row["settings"] == settings]
+  found, groups = [], dict[str, list[Row]]()
+  for row in results:
+    settings = dump_json([row["recipe"], row["overrides"]], sort_keys=True)
+    groups.setdefault(settings, []).append(row)
+  for rows in groups.values():
     # A seed that was trained twice counts once.
     pairs = {s: v for row in rows for s, v in zip(row["seeds"], row["values"], strict=True)}
     values = [value for value in pairs.values() if value is not None]
@@ -73,7 +69,8 @@ def groups_of(results: Sequence[Row]) -> list[Row]:
       (mean, sd, ci95), target = interval(values), rows[0]["target"]
       figures = {"n": len(values), "mean": mean, "sd": sd, "ci95": ci95, "target": target}
       p_value = p_value_of_at_most(values, target)
-      found.append({"name": rows[0]["group"], **figures, "p_value": p_value})
+      name = job_name(rows[0]["recipe"], rows[0]["overrides"])
+      found.append({"name": name, **figures, "p_value": p_value})
   return sorted(found, key=lambda group: group["mean"], reverse=True)
 
 

@@ -5,7 +5,7 @@ import os
 import pathlib
 import time
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -13,14 +13,12 @@ from jaxspeed.config.checks import to_plain
 from jaxspeed.config.recipe import guarded, import_file
 from jaxspeed.config.schema import shown
 from jaxspeed.errors import UserError, printable
-from jaxspeed.launch import runs, state, submit
+from jaxspeed.launch import record, runs, state, submit
 from jaxspeed.launch.executor import Executor, Planned, executor_of
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.names import job_name
 from jaxspeed.launch.record import Facts
 from jaxspeed.launch.state import Statuses
-
-_EXIST = ("continue", "new", "error")
+from jaxspeed.launch.sweep import job_name
 
 
 class SubmittedRun:
@@ -57,7 +55,7 @@ class SubmittedRun:
     Raises:
       UserError: the run does not exist yet, or its file is damaged.
     """
-    return state.statuses(self.folder, runs.read_jobs(self.folder))
+    return state.statuses(self.folder, record.read_jobs(self.folder))
 
   def cancel(self, names: Collection[str] = (), *, every: bool = False) -> list[str]:
     """Cancels jobs, by their names or all; they save first. Returns which of them had not ended.
@@ -75,7 +73,7 @@ class SubmittedRun:
       if ids := [each.id for f in going if (each := said.get(f.job.name)) and each.id]:
         executor_of(going[0].job).cancel(ids)
       if going:
-        runs.request(self.folder, "cancel", going)
+        record.request(self.folder, "cancel", going)
     return [facts.job.name for facts in going]
 
   def retry(self, names: Collection[str] = (), *, failed: bool = False) -> list[str]:
@@ -107,9 +105,9 @@ class SubmittedRun:
       raise UserError(
         "name jobs, or ask for all: cancel --all, retry --failed; every=True and failed=True."
       )
-    submit.check_own(runs.read_jobs(self.folder, names))
-    with runs.lock_run(self.folder, wait=30.0):
-      yield runs.read_jobs(self.folder, names)
+    submit.check_own(record.read_jobs(self.folder, names))
+    with runs.lock_run(self.folder):
+      yield record.read_jobs(self.folder, names)
 
 
 class Run(SubmittedRun):
@@ -118,7 +116,7 @@ class Run(SubmittedRun):
   with Run("lr-sweep", executor=Slurm(nodes=2, gpus_per_node=8), root="/shared/runs") as run:
     for overrides in grid(**{"schedule.peak": [1.0, 2.0], "seed": range(3)}):
       run.job("configs/imagenet18.py:4", overrides)
-  run.start(detach=True)
+  run.start()
 
   The end of the `with` block checks all jobs.
 
@@ -126,8 +124,6 @@ class Run(SubmittedRun):
     name: the run's name, which is its folder's.
     executor: what runs the jobs: `Local`, `Slurm` or `Sky`.
     root: a folder that all machines of the jobs share.
-    exist: what to do if the run exists: "continue" submits what is missing, "new" begins NAME.01,
-      NAME.02 and so on, "error" refuses.
     check_data: whether to open the jobs' data before they are submitted.
 
   Raises:
@@ -140,15 +136,11 @@ class Run(SubmittedRun):
     *,
     executor: Executor,
     root: str | os.PathLike[str],
-    exist: Literal["continue", "new", "error"] = "continue",
     check_data: bool = True,
   ) -> None:
-    if exist not in _EXIST:
-      raise UserError(f"exist={exist!r}: choose one of {', '.join(_EXIST)}.")
     self.name = runs.check_name("run", name)
     self.root = runs.absolute(root)
     self.executor = _checked(executor)
-    self.exist = exist
     self.check_data = check_data
     self._planned: list[Planned] = []
     self._configs: dict[str, ConfigDict] | None = None
@@ -161,10 +153,8 @@ class Run(SubmittedRun):
       UserError: the folder holds no run.
     """
     path = runs.absolute(folder)
-    jobs = runs.read_jobs(path)
-    if not jobs:
-      raise UserError(f"{path} holds a run without jobs: submit it again.")
-    return cls(path.name, executor=executor_of(jobs[0].job), root=path.parent)
+    first, *_ = record.read_jobs(path)
+    return cls(path.name, executor=executor_of(first.job), root=path.parent)
 
   def job(
     self,
@@ -249,19 +239,14 @@ class Run(SubmittedRun):
     Raises:
       UserError: a program or a package is missing, or the root is not shared.
     """
-    executors: list[Executor] = []
-    for planned in self._planned:
-      if planned.executor not in executors:
-        executors.append(planned.executor)
-        planned.executor.check(self.root)
+    executors = {repr(planned.executor): planned.executor for planned in self._planned}
+    for executor in executors.values():
+      executor.check(self.root)
     if isinstance(self.executor, Local) and len(executors) > 1:
       raise UserError("the jobs of one run share one Local(...), whose places they take in turn.")
 
-  def start(self, *, detach: bool = True) -> None:
-    """Submits the jobs that are missing, and prints how to look at them.
-
-    Args:
-      detach: whether to return once all are submitted; False waits until all have ended.
+  def start(self) -> None:
+    """Submits the jobs that the run does not have yet, and prints how to look at them.
 
     Raises:
       UserError: a job cannot run, and nothing was submitted; or a scheduler refuses, and what was
@@ -269,20 +254,16 @@ class Run(SubmittedRun):
     """
     self.check_executors()
     configs = self.check()
-    self.name = submit.free_name(self.root, self.name, self.exist)
     jobs = [(planned, configs[planned.name]) for planned in self._planned]
     for line in submit.start(self.folder, jobs):
       print(printable(line))
-    if not detach:
-      self.wait()
 
   def scripts(self) -> dict[str, str]:
     """What `start` would submit for each job, and the command that trains it, by its folder."""
     configs = self.check()
-    folder = self.root / submit.free_name(self.root, self.name, self.exist)
     found = {}
     for planned in self._planned:
-      job = submit.job_of(folder, planned, configs[planned.name])
+      job = submit.job_of(self.folder, planned, configs[planned.name])
       command = " ".join(job.command(planned.executor.python or "python"))
       script = planned.executor.script([job], "TOKEN")
       own = isinstance(planned.executor, Local)  # its script has the command itself

@@ -1,4 +1,4 @@
-"""The folder of a run of many jobs: its name, its jobs, its seal, and one lock.
+"""The folder of a run of many jobs: its name, its user's seal, and one lock.
 
 The seal proves that this user's own `submit` wrote run.json. A run's folder may come from a
 stranger, and its jobs name programs: the Python, lines of shell, the recipe. Commands that act
@@ -7,7 +7,6 @@ user's home.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import hmac
 import os
@@ -15,38 +14,25 @@ import pathlib
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from jaxspeed.config import schema
-from jaxspeed.errors import UserError, some
+from jaxspeed.errors import UserError
 from jaxspeed.files import (
   TEMPORARY,
   dump_json,
   expanded,
   open_locked,
   open_regular,
-  write_atomically,
-)
-from jaxspeed.launch.record import (
-  FORMAT,
-  LAUNCHER,
-  RUN_FILE,
-  Event,
-  Facts,
-  Job,
-  add_line,
-  link_in,
-  named,
-  read_lines,
-  read_notes,
-  read_run_file,
 )
 
-REQUESTS, _LOCK = "requests.jsonl", "lock"
+RUN_FILE = "run.json"
+LAUNCHER = ".launch"  # the folder of the launcher's own files in a run's folder
+_LOCK = "lock"
 # A folder's name that needs no quotes in a shell, fits every file system, and hides nothing.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+,-]{0,119}")
 _KEY = 32  # bytes
+_PATIENCE = 30.0  # seconds for which a process waits for another that changes the run
 
 
 def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
@@ -57,11 +43,7 @@ def absolute(folder: str | os.PathLike[str]) -> pathlib.Path:
   """
   if not folder or "://" in str(folder):
     raise UserError(f"root={folder!r} is no local folder: name one that all jobs' machines share.")
-  path = pathlib.Path(os.path.abspath(expanded(folder, "root")))
-  # Scripts name it, line by line.
-  if not schema.is_plain(str(path)):
-    raise UserError(f"root {str(path)!r} has characters that no script can name: choose another.")
-  return path
+  return pathlib.Path(os.path.abspath(expanded(folder, "root")))
 
 
 def check_name(kind: str, name: object) -> str:
@@ -127,61 +109,9 @@ def _key() -> bytes:
   return key
 
 
-def write_jobs(folder: pathlib.Path, jobs: Sequence[Job]) -> None:
-  """Writes a run's run.json, with the user's seal.
-
-  Raises:
-    OSError: it cannot be written.
-  """
-  content = [dataclasses.asdict(job) for job in jobs]
-  found = {"format": FORMAT, "jobs": content, "seal": seal_of(content)}
-  write_atomically(folder / RUN_FILE, dump_json(found, indent=1) + "\n")
-
-
-def jobs_of(folder: pathlib.Path) -> list[Facts] | None:
-  """What the files of a run say about its jobs, in their order; None: the folder holds no run.
-
-  Raises:
-    UserError: the run is damaged.
-  """
-  if (found := read_run_file(folder)) is None:
-    return None
-  is_own = found.seal == seal_of([dataclasses.asdict(job) for job in found.jobs])
-  requests: dict[str, list[Event]] = {}
-  for line in read_lines(folder / LAUNCHER / REQUESTS):
-    for name in line.jobs:
-      requests.setdefault(name, []).append(line)
-  return [
-    Facts(folder / job.name, job, is_own, requests.get(job.name, []), read_notes(folder / job.name))
-    for job in found.jobs
-    if NAME.fullmatch(job.name)
-  ]
-
-
-def read_jobs(folder: pathlib.Path, names: Collection[str] = ()) -> list[Facts]:
-  """`jobs_of`, of the jobs with these names; of all without names.
-
-  Raises:
-    UserError: there is no such run or job, or the run is damaged.
-  """
-  if (found := jobs_of(folder)) is None:
-    raise UserError(
-      f"{folder} holds no run of jaxspeed.launch: name the folder ROOT/RUN that submit printed."
-    )
-  names, jobs = {names} if isinstance(names, str) else {*names}, named(found)
-  if unknown := sorted(names - jobs.keys()):
-    raise UserError(f"{folder} has no job {unknown[0]}: it has {some([*jobs], 3)}.")
-  return [facts for facts in found if not names or facts.job.name in names]
-
-
-def request(folder: pathlib.Path, what: str, jobs: Sequence[Facts], token: str = "") -> None:
-  """Writes down what is asked for some jobs of a run.
-
-  Raises:
-    OSError: it cannot be written.
-  """
-  line = Event(time.time(), what, token, jobs=[facts.job.name for facts in jobs])
-  add_line(folder / LAUNCHER / REQUESTS, line)
+def link_in(folder: pathlib.Path) -> str:
+  """A link that a folder is or holds, at any depth: it would lead what is written elsewhere."""
+  return next((str(path) for path in (folder, *folder.rglob("*")) if path.is_symlink()), "")
 
 
 def refuse_links(folder: pathlib.Path) -> None:
@@ -191,7 +121,7 @@ def refuse_links(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
+def lock_run(folder: pathlib.Path) -> Iterator[None]:
   """A block in which no other process changes a run, after waiting some seconds for another.
 
   Raises:
@@ -199,7 +129,7 @@ def lock_run(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
     OSError: nothing can be written.
   """
   refuse_links(folder)
-  path, deadline = folder / LAUNCHER / _LOCK, time.monotonic() + wait
+  path, deadline = folder / LAUNCHER / _LOCK, time.monotonic() + _PATIENCE
   while (descriptor := open_locked(path)) is None:
     if time.monotonic() > deadline:
       raise UserError(f"{folder} is being submitted or changed by another process: wait for it.")

@@ -3,10 +3,10 @@
 import importlib.util
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-import pydantic
 from pydantic import Field
 
 from jaxspeed.config.schema import Says
@@ -18,15 +18,11 @@ from jaxspeed.launch.record import Facts, Job
 _PENDING = {"PENDING", "SUBMITTED", "STARTING", "RECOVERING"}
 _RUNNING = {"RUNNING", "WINDING_DOWN", "CANCELLING"}
 _UPLOAD = 600  # seconds that a cancelled job has to upload what it saved
-
-
 _Accelerators = Annotated[
   str,
   Field(pattern=r"^([A-Za-z][A-Za-z0-9._-]*(:[1-9]\d{0,3})?)?$"),
   Says("a kind of GPU and how many each node has, such as H100:8"),
 ]
-
-
 _Path = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9_=,@+-][A-Za-z0-9._=,@+-]*)+$")]
 
 
@@ -40,6 +36,7 @@ class Sky(Executor):
 
   kind: ClassVar[str] = "sky"
   most_at_once: ClassVar[int] = 1
+  sees_data: ClassVar[bool] = False
 
   accelerators: _Accelerators = ""
   """kind of GPU and how many on each node, as in H100:8; '': none, the job trains on CPUs"""
@@ -64,23 +61,8 @@ class Sky(Executor):
   setup: Words = ()
   """lines of shell that prepare each machine, such as "pip install -e .[cuda13]" """
 
-  @pydantic.model_validator(mode="before")
-  @classmethod
-  def _with_resources(cls, values: dict[str, Any]) -> dict[str, Any]:
-    """Reads runs submitted before 27 November 2026, whose `Sky` had fields for three of them."""
-    old = {"cpus": "cpus", "image": "image_id", "disk_size": "disk_size"}
-    found = {name: values[field] for field, name in old.items() if values.get(field)}
-    rest = {field: value for field, value in values.items() if field not in old}
-    return rest | {"resources": found | rest.get("resources", {})} if found else rest
-
   def devices(self) -> int:
     return self.nodes * int(self.accelerators.partition(":")[2] or 1)
-
-  def accelerator(self) -> str:
-    return self.accelerators.partition(":")[0]
-
-  def sees_data(self) -> bool:
-    return False
 
   def check(self, root: pathlib.Path) -> None:
     if importlib.util.find_spec("sky") is None:
@@ -117,7 +99,7 @@ class Sky(Executor):
       for path, url in self.mounts.items()
       if "://" in url
     }
-    supervisor = self.supervisor("sky", self.words_of(job), token)
+    supervisor = self.supervisor("sky", f"{shlex.quote(job.folder)} {job.digest}", token)
     # The parentheses: SkyPilot appends lines that wait for uploads.
     task = {
       "name": job_name(job, token),

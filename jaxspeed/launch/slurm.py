@@ -8,13 +8,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-import pydantic
+from annotated_types import Predicate
 from pydantic import Field
 
 from jaxspeed.config.schema import Says
 from jaxspeed.errors import UserError
-from jaxspeed.launch.executor import Count, Executor, Found, Line, to_tuple
-from jaxspeed.launch.record import LAUNCHER, Facts, Job
+from jaxspeed.launch.executor import Count, Executor, Found, Line
+from jaxspeed.launch.record import Facts, Job
+from jaxspeed.launch.runs import LAUNCHER
 
 _SECONDS = 120  # for one call of a Slurm command; a busy controller takes its time
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
@@ -22,6 +23,7 @@ _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
 _OWN = re.compile(
   "(--(array|output|nodes|job-name|signal|requeue|no-requeue|time|wait)(=.*)?|-[aoNJtW].*)"
 )
+_Option = Annotated[Line, Field(pattern="^-"), Predicate(lambda word: not _OWN.fullmatch(word))]
 
 
 class Slurm(Executor):
@@ -55,23 +57,14 @@ class Slurm(Executor):
   save_seconds: Annotated[int, Field(ge=1, le=65_535)] = 300
   """seconds before the time limit at which a job begins to save"""
   options: Annotated[
-    tuple[Annotated[Line, Field(pattern="^-")], ...],
-    pydantic.BeforeValidator(to_tuple),
-    Says("a list of options of sbatch"),
+    tuple[_Option, ...],
+    Field(strict=False),
+    Says("a list of options of sbatch, without those that jaxspeed.launch sets (--dry-run)"),
   ] = ()
   """more options of sbatch, such as "--exclusive" or "--qos=high" """
 
-  def __init__(self, **values: object) -> None:
-    super().__init__(**values)
-    for option in self.options:
-      if _OWN.fullmatch(option):
-        raise UserError(f"Slurm: options has {option}, which jaxspeed.launch sets itself.")
-
   def devices(self) -> int:
     return self.nodes * (self.gpus_per_node or self.tasks_per_node)
-
-  def accelerator(self) -> str:
-    return self.gpu
 
   def check(self, root: pathlib.Path) -> None:
     for command in ("sbatch", "squeue", "scancel"):
@@ -101,7 +94,7 @@ class Slurm(Executor):
     }
     options = [f"--{name}={value}" for name, value in fields.items() if value]
     options += ["--open-mode=append", "--requeue", *self.options]
-    folders = [f"  {self.words_of(job)} \\" for job in jobs]
+    folders = [f"  {shlex.quote(job.folder)} {job.digest} \\" for job in jobs]
     lines = [
       "#!/usr/bin/env bash",
       f"# {len(jobs)} jobs of the run {jobs[0].run.name}: part i of the array is the job i.",
@@ -136,7 +129,11 @@ class Slurm(Executor):
       return None
     rows = re.findall(r"^(\d+_(\d+))\|(\w+)\|(.+)$", listed, re.MULTILINE)
     found = {(name, int(place)): Found(word not in _PENDING, id) for id, place, word, name in rows}
-    places = {facts.job.name: (_name(folder, facts.token), facts.place) for facts in jobs}
+    places = {
+      f.job.name: (_name(folder, f.token), f.submission.jobs.index(f.job.name))
+      for f in jobs
+      if f.submission
+    }
     return {name: found[place] for name, place in places.items() if place in found}
 
   def cancel(self, ids: Sequence[str]) -> None:
@@ -164,6 +161,4 @@ def _slurm(*command: str, script: str | None = None) -> tuple[str, str]:
   if done.returncode == 0:
     return done.stdout, ""
   text = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-  lines = text.splitlines()
-  # An unknown option is named in the first line; the last one points to --help.
-  return "", lines[0 if "--help" in lines[-1] else -1].rstrip(".")
+  return "", " ".join(text.split()).rstrip(".")

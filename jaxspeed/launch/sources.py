@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from jaxspeed.files import dump_json, write_atomically
 from jaxspeed.launch.executor import SECRET
-from jaxspeed.launch.record import LAUNCHER
+from jaxspeed.launch.runs import LAUNCHER
 
 # Variables that change what a run computes or where it finds its libraries and data.
 _ENVIRONMENT = re.compile(
@@ -21,19 +21,17 @@ _NAMED = 100  # most untracked files that are named
 
 
 def store(run: pathlib.Path, *folders: pathlib.Path) -> str:
-  """Writes down the working trees of some folders and the environment; returns the folder's name.
+  """Writes down the working trees of some folders and the environment; returns the file's name.
 
-  `RUN/.launch/sources/NAME` has diff.patch (the commit of each, and the changes since) and
-  environment.json (`environment`). The same state has the same name.
+  `RUN/.launch/sources/NAME.patch` has the `environment` as comments, the commit of each tree, and
+  the changes since. The same state has the same name.
   """
-  trees = working_trees(*folders)
-  variables = dump_json(environment(), indent=1).encode() + b"\n"
-  name = hashlib.sha256(trees + b"\0" + variables).hexdigest()[:12]
-  place = run / LAUNCHER / "sources" / name
-  place.mkdir(parents=True, exist_ok=True)
-  write_atomically(place / "diff.patch", trees, sync=False)
-  write_atomically(place / "environment.json", variables, sync=False)
-  return name
+  variables = [f"# {name}={dump_json(value)}\n" for name, value in environment().items()]
+  content = "".join(variables).encode() + working_trees(*folders)
+  path = run / LAUNCHER / "sources" / f"{hashlib.sha256(content).hexdigest()[:12]}.patch"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  write_atomically(path, content, sync=False)
+  return path.stem
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import pathlib
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,7 @@ from jaxspeed.config import output
 from jaxspeed.errors import UserError, plural, printable
 from jaxspeed.files import read_bytes
 from jaxspeed.launch.executor import Found, executor_of
-from jaxspeed.launch.local import Local
-from jaxspeed.launch.record import RECORD, Facts, culprit
-from jaxspeed.records.durations import duration
+from jaxspeed.launch.record import RECORD, Facts, culprit, ends_of
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
 
@@ -43,7 +40,6 @@ class JobStatus:
     epoch: the last finished epoch; None: none yet.
     epochs: the epochs of the whole job.
     accuracy: the last accuracy config.target_metric as a fraction; None: none yet.
-    remaining: estimated seconds until the end; None: no estimate.
     exit_code: of a failed job; None otherwise.
     task: the number of the task that failed; None otherwise.
     last_lines: the last lines of that task.
@@ -58,7 +54,6 @@ class JobStatus:
   epoch: float | None = None
   epochs: float = 0.0
   accuracy: float | None = None
-  remaining: float | None = None
   exit_code: int | None = None
   task: int | None = None
   last_lines: tuple[str, ...] = ()
@@ -72,7 +67,6 @@ class JobStatus:
       self.state + detail,
       "" if epoch is None else f"{epoch:g}/{self.epochs:g}",
       percent(self.accuracy),
-      "" if self.remaining is None else duration(self.remaining),
       str(self.restarts or ""),
       printable(self.id),
     )
@@ -111,7 +105,7 @@ class Statuses(tuple[JobStatus, ...]):
     return status.state not in ENDED and not waits
 
   def __str__(self) -> str:
-    names = ("job", "state", "epoch", "accuracy", "left", "restarts", "id")
+    names = ("job", "state", "epoch", "accuracy", "restarts", "id")
     lines = output.table([names, *(status.row() for status in self)])
     states = sorted(status.state for status in self)
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
@@ -146,8 +140,8 @@ def statuses(folder: pathlib.Path, jobs: Sequence[Facts]) -> Statuses:
   own = [facts for facts in jobs if facts.is_open and not facts.cancelled and not facts.foreign]
   warning = executor_of(own[0].job).warning(folder) if own else ""
   result.notes, result.stopped = (*notes, *filter(None, [warning])), bool(warning)
-  if (said or silent) and jobs[0].job.kind != Local.kind:
-    result.pause = 30.0
+  if said or silent:
+    result.pause = executor_of(jobs[0].job).pause
   return result
 
 
@@ -159,8 +153,6 @@ def status_of(facts: Facts, said: Found | None) -> JobStatus:
   if state == "done":
     result = read_result(facts.folder) or {}
     found["accuracy"] = result.get("mean", result.get(job.metric))
-  if state != "running":
-    found["remaining"] = None
   if state == "failed":
     found |= _failure(facts)
   starts = [note.detail for note in facts.own_notes if note.what == "started" and note.detail]
@@ -205,7 +197,7 @@ def _state(facts: Facts, said: Found | None) -> tuple[str, str]:
   if said is not None:
     return ("running", "") if said.runs else ("requeued", "interrupted")
   # The scheduler does not have it, and it did not say how it ended.
-  ends = facts.ends()
+  ends = ends_of(facts.folder, facts.token, facts.restarts)
   if ends and {*ends.values()} == {0}:
     return "cancelled", "outside of jaxspeed.launch"
   if settles and not ends:
@@ -214,25 +206,19 @@ def _state(facts: Facts, said: Found | None) -> tuple[str, str]:
 
 
 def _progress(facts: Facts) -> dict[str, Any]:
-  """Epoch, accuracy and remaining seconds, from the last rows of metrics.jsonl."""
-  folders = [facts.folder, *sorted(facts.folder.glob("run_[0-9]*"))[-1:]]
+  """The last epoch and the last accuracy in metrics.jsonl."""
+  folders = [facts.folder, *sorted(facts.folder.glob("run_[0-9]*"))]
   rows: list[dict[str, Any]] = []
   with contextlib.suppress(UserError):  # a damaged one is named where a run needs it
-    rows = read_metrics(folders[-1])[-10:]
-  if not rows:
-    return {}
-  last, metric = rows[-1], f"eval_{facts.job.metric}"
-  known = [float(row[metric]) for row in rows if row.get(metric) is not None]
-  found = {"epoch": float(last["epoch"]), "accuracy": known[-1] if known else None}
-  if len(folders) == 1 and last["epoch"] and (seconds := last.get("train_seconds")):
-    pace = seconds / last["epoch"] + (last.get("eval_seconds") or 0.0)
-    found["remaining"] = max(0.0, facts.job.epochs - last["epoch"]) * pace
-  return found
+    rows = read_metrics(folders[-1])
+  accuracies = (row.get(f"eval_{facts.job.metric}") for row in reversed(rows))
+  accuracy = next((float(each) for each in accuracies if each is not None), None)
+  return {"epoch": float(rows[-1]["epoch"]) if rows else None, "accuracy": accuracy}
 
 
 def _failure(facts: Facts) -> dict[str, Any]:
   """Exit code, task and last lines of a failed job."""
-  ends = facts.ends()
+  ends = ends_of(facts.folder, facts.token, facts.restarts)
   number = culprit(ends)
   codes = [None if number is None else ends[number], *(n.code for n in facts.own_notes[-1:])]
   logs = facts.folder / RECORD / "logs"
@@ -248,8 +234,6 @@ def _last_lines(path: pathlib.Path) -> list[str]:
     content = read_bytes(path)
   if len(content) > _TAIL:
     content = content[-_TAIL:].partition(b"\n")[2]
-  text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", content.decode("utf-8", "replace"))
-  # A progress bar overwrites its line: what it showed last counts.
-  lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n") if line.strip()]
+  lines = [line for line in content.decode("utf-8", "replace").split("\n") if line.strip()]
   own = [line for line in lines[-10:] if line.startswith("jaxspeed: ")]
   return (own or lines)[-_LINES:]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import os
 import pathlib
 import secrets
 import shlex
@@ -13,29 +12,12 @@ from ml_collections import ConfigDict
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import dump_json, parse_json
-from jaxspeed.launch import runs, sources, state
+from jaxspeed.launch import record, runs, sources, state
 from jaxspeed.launch.executor import Planned, executor_of
-from jaxspeed.launch.record import LAUNCHER, RUN_FILE, Facts, Job, named
+from jaxspeed.launch.record import Facts, Job
 from jaxspeed.records.results import FILE as RESULT
 
 PACKAGE = pathlib.Path(__file__).parents[2]
-
-
-def free_name(root: pathlib.Path, name: str, exist: str) -> str:
-  """The name of the run to submit: `name`, or NAME.01 and so on for a new one.
-
-  Raises:
-    UserError: the run exists, and `exist` is "error".
-  """
-  taken = (root / name / RUN_FILE).exists()
-  if not taken or exist == "continue":
-    return name
-  if exist == "error":
-    raise UserError(
-      f"{root / name} holds a run: choose another name, or exist='continue' or exist='new'."
-    )
-  numbers = (f"{name}.{i:02d}" for i in range(1, 10_000))
-  return next(each for each in numbers if not os.path.lexists(root / each))
 
 
 def job_of(folder: pathlib.Path, planned: Planned, config: ConfigDict, *, code: str = "") -> Job:
@@ -69,10 +51,10 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
   """
   runs.create_run(folder)
   with runs.lock_run(folder):
-    before = runs.jobs_of(folder) or []
+    before = record.jobs_of(folder)
     if not all(facts.is_own for facts in before):  # what somebody else asked does not count
-      (folder / LAUNCHER / runs.REQUESTS).unlink(missing_ok=True)
-      before = runs.jobs_of(folder) or []
+      (folder / runs.LAUNCHER / record.REQUESTS).unlink(missing_ok=True)
+      before = record.jobs_of(folder)
     said, silent = state.ask(folder, [facts for facts in before if not facts.cancelled])
     # A submission that died may not have reached its scheduler.
     unsure = {f.job.name for f in before if f.is_open and not f.own_notes and not f.cancelled}
@@ -81,7 +63,7 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
     lost = {name for name in unsure if said[name] is None}
     code = sources.store(folder, pathlib.Path.cwd(), PACKAGE)
     made = [job_of(folder, planned, config, code=code) for planned, config in jobs]
-    present, lines = named(before), []
+    present, lines = {facts.job.name: facts for facts in before}, []
     records = {facts.job.name: facts.job for facts in before if facts.is_own}
     for job in made:
       if (facts := present.get(job.name)) is not None:
@@ -90,9 +72,8 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
         lines += [line] * bool(line)
       records[job.name] = job
     order = dict.fromkeys([*(job.name for job in made), *records])
-    runs.write_jobs(folder, [records[name] for name in order])
-    now = named(runs.read_jobs(folder))
-    wanted = [now[job.name] for job in made]
+    record.write_jobs(folder, [records[name] for name in order])
+    wanted = record.read_jobs(folder, [job.name for job in made])
     new = [f for f in wanted if not f.cancelled and (not f.submission or f.job.name in lost)]
     submit(folder, new)
   begin(folder)
@@ -118,7 +99,7 @@ def _updated(facts: Facts, made: Job, lost: bool, ended: bool) -> tuple[Job, str
     rows = stored.differences(old.overrides, made.overrides) or ["its recipe has changed"]
     raise UserError(
       f"{facts.folder} was submitted with another config ({stored.listed(rows)}): give the new "
-      "job a name of its own, or the run with exist='new'."
+      "job, or the run, a name of its own."
     )
   if not begun or lost or facts.foreign:
     return made, ""
@@ -144,7 +125,7 @@ def submit(folder: pathlib.Path, jobs: Sequence[Facts]) -> None:
     executor = executor_of(group[0].job)
     for first in range(0, len(group), executor.most_at_once):
       part, token = group[first : first + executor.most_at_once], secrets.token_hex(6)
-      runs.request(folder, "submit", part, token)
+      record.request(folder, "submit", part, token)
       executor.submit([facts.job for facts in part], token)
 
 
@@ -158,7 +139,7 @@ def check_own(jobs: Sequence[Facts]) -> None:
 def begin(folder: pathlib.Path) -> bool:
   """Starts what executors need besides, such as a worker, without the run's lock; if jobs wait."""
   runs.refuse_links(folder)
-  jobs = [facts for facts in runs.read_jobs(folder) if facts.is_open and not facts.cancelled]
+  jobs = [facts for facts in record.read_jobs(folder) if facts.is_open and not facts.cancelled]
   if jobs:
     executor_of(jobs[0].job).begin(folder, len(jobs))
   return bool(jobs)

@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from jaxspeed.config import output
-from jaxspeed.errors import LOST_PEER, MISTAKE, REQUEUE, UserError
+from jaxspeed.config.flags import finish
+from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
 from jaxspeed.launch.executor import Executor, executor_of
 from jaxspeed.launch.record import (
   ENDED_BY_OTHERS,
@@ -50,12 +51,7 @@ class Verdict(NamedTuple):
 
 
 def decide(
-  folder: pathlib.Path,
-  token: str,
-  restart: int,
-  code: int,
-  *,
-  max_restarts: int,
+  folder: pathlib.Path, token: str, restart: int, code: int, *, max_restarts: int
 ) -> Verdict:
   """What follows the end of a start, the restart of that number of a job's submission.
 
@@ -198,11 +194,7 @@ def starts_of(folder: pathlib.Path, token: str, name: str = "job") -> int:
 
 
 def slurm(
-  folder: pathlib.Path,
-  digest: str,
-  token: str,
-  max_restarts: int,
-  arguments: Sequence[str] = (),
+  folder: pathlib.Path, digest: str, token: str, max_restarts: int, arguments: Sequence[str] = ()
 ) -> int:
   """The batch job of Slurm: its tasks, and whether it goes back into the queue.
 
@@ -258,12 +250,10 @@ def sbatch(arguments: Sequence[str]) -> int:
   if not workdirs or not workdirs[-1]:
     # A finished run is known by its result.json, so the folder must be known here.
     raise UserError("--workdir=DIR is missing behind the name of train.sbatch.")
-  most = os.environ.get("MAX_RESTARTS", "20")
-  if not most.isdecimal():
-    raise UserError(f"MAX_RESTARTS={most}: it must be a whole number.")
+  most = int(os.environ.get("MAX_RESTARTS", "20"))
   folder = pathlib.Path(os.path.abspath(os.path.expanduser(workdirs[-1])))
   token = f"by-hand-{os.environ['SLURM_JOB_ID']}"
-  return slurm(folder, "-", token, int(most), arguments)
+  return slurm(folder, "-", token, most, arguments)
 
 
 def sky(job: Job, token: str, executor: Executor) -> int:
@@ -309,26 +299,22 @@ def sky(job: Job, token: str, executor: Executor) -> int:
 
 def main(arguments: Sequence[str]) -> int:
   """Plays one of the roles; returns the exit code."""
-  try:
-    role, *rest = arguments
-    if role == "sbatch":
-      return sbatch(rest)
-    folder, digest, token, *more = pathlib.Path(rest[0]), *rest[1:]
-    if role == "task" and more[1:]:
-      command = [os.environ.get("PYTHON") or sys.executable, "-m", "jaxspeed.train", *more[1:]]
-      return task(Start(folder, token, int(more[0])), command, own_log=False)
-    job = _job_of(folder, digest)
-    executor = executor_of(job)
-    if role == "slurm":
-      return slurm(folder, digest, token, executor.max_restarts)
-    if role == "task":
-      command = job.command(executor.python or sys.executable)
-      return task(Start(folder, token, int(more[0])), command, own_log=True)
-    return sky(job, token, executor)
-  except (OSError, UserError) as error:
-    output.say(error)
-    return MISTAKE
+  role, *rest = arguments
+  if role == "sbatch":
+    return sbatch(rest)
+  folder, digest, token, *more = pathlib.Path(rest[0]), *rest[1:]
+  if role == "task" and more[1:]:
+    command = [os.environ.get("PYTHON") or sys.executable, "-m", "jaxspeed.train", *more[1:]]
+    return task(Start(folder, token, int(more[0])), command, own_log=False)
+  job = _job_of(folder, digest)
+  executor = executor_of(job)
+  if role == "slurm":
+    return slurm(folder, digest, token, executor.max_restarts)
+  if role == "task":
+    command = job.command(executor.python or sys.executable)
+    return task(Start(folder, token, int(more[0])), command, own_log=True)
+  return sky(job, token, executor)
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))
+  finish(lambda: sys.exit(main(sys.argv[1:])), output_is_result=False)

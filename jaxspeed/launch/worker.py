@@ -16,12 +16,14 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxspeed.config import output
-from jaxspeed.errors import MISTAKE, UserError
+from jaxspeed.config.flags import finish
+from jaxspeed.errors import MISTAKE
 from jaxspeed.files import try_lock
-from jaxspeed.launch import runs
+from jaxspeed.launch import record, runs
 from jaxspeed.launch.executor import executor_of
 from jaxspeed.launch.local import JOB, PLACE, Local, leaders, names_in_places
-from jaxspeed.launch.record import LAUNCHER, Facts
+from jaxspeed.launch.record import Facts
+from jaxspeed.launch.runs import LAUNCHER
 from jaxspeed.launch.supervisor import Start, Verdict, decide, starts_of
 
 
@@ -53,7 +55,7 @@ def work(run: pathlib.Path, number: int, own: int) -> None:
       place.truncate(0)
       with contextlib.ExitStack() as stack:
         # A command that adds jobs sees either this worker's lock or that it must start one.
-        stack.enter_context(runs.lock_run(run, wait=30.0))
+        stack.enter_context(runs.lock_run(run))
         others = left_out | names_in_places(run)
         waiting = [facts for facts in _open_jobs(run) if facts.job.name not in others]
         if came or not waiting:
@@ -75,15 +77,15 @@ def _take_slot(run: pathlib.Path, number: int) -> None:
   for facts in _open_jobs(run)[:1]:
     executor = executor_of(facts.job)
     assert isinstance(executor, Local)
-    slot = executor.slot(number)
+    gpus, cores = executor.slot(number)
     if hasattr(os, "sched_setaffinity"):  # not on macOS
-      os.sched_setaffinity(0, slot.cores)
-    if slot.gpus is not None:
-      os.environ["CUDA_VISIBLE_DEVICES"] = slot.gpus
+      os.sched_setaffinity(0, cores)
+    if gpus is not None:
+      os.environ["CUDA_VISIBLE_DEVICES"] = gpus
 
 
 def _open_jobs(run: pathlib.Path) -> list[Facts]:
-  return [f for f in runs.read_jobs(run) if f.is_open and not f.cancelled and not f.foreign]
+  return [f for f in record.read_jobs(run) if f.is_open and not f.cancelled and not f.foreign]
 
 
 def _supervise(facts: Facts, came: set[int], on_start: Callable[[], None]) -> None:
@@ -109,15 +111,6 @@ def _supervise(facts: Facts, came: set[int], on_start: Callable[[], None]) -> No
   start.conclude(verdict)
 
 
-def main(arguments: list[str]) -> None:
-  """Works until no job waits."""
-  folder, place, descriptor = arguments
-  try:
-    work(pathlib.Path(folder), int(place), int(descriptor))
-  except (OSError, UserError) as error:
-    output.say(error)
-    sys.exit(MISTAKE)
-
-
 if __name__ == "__main__":
-  main(sys.argv[1:])
+  folder, place, descriptor = sys.argv[1:]
+  finish(lambda: work(pathlib.Path(folder), int(place), int(descriptor)))

@@ -49,36 +49,31 @@ def test_a_coordinator_that_cannot_be_reached_is_a_sentence(monkeypatch):
     processes_lib._resolve("nowhere", Peers("h:1", 8, 0, 1, 0, "a test"), patience=0.1)
 
 
-def test_hosts_of_a_tpu_find_each_other_by_themselves(monkeypatch):
+@pytest.mark.parametrize("error", [None, ValueError, RuntimeError])
+def test_hosts_of_a_tpu_find_each_other_by_themselves_or_say_so(monkeypatch, error):
   started = []
-  monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+
+  def initialize(**options):
+    started.append(options)
+    if error:
+      raise error("no coordinator\nmore")
+
+  monkeypatch.setenv("JAX_PLATFORMS", "" if error else "tpu,cpu")
   monkeypatch.setattr(processes_lib, "_joined", None)
   monkeypatch.setattr(processes_lib, "_exit_where_xla_aborts", lambda: None)
-  monkeypatch.setattr(jax.distributed, "initialize", lambda **options: started.append(options))
+  monkeypatch.setattr(jax.distributed, "initialize", initialize)
   monkeypatch.setattr(jax, "process_count", lambda: 4)
   monkeypatch.setattr(jax, "process_index", lambda: 1)
   monkeypatch.setattr(jax.config, "update", lambda *_: None)
   for has_tpu in (False, True):
     monkeypatch.setattr(processes_lib, "has_tpu", lambda has_tpu=has_tpu: has_tpu)
-    processes_lib.connect_tpu_hosts(heartbeat_seconds=10)
-    assert processes_lib.several() is has_tpu and processes_lib.is_primary() is not has_tpu
+    # One in no slice, a ValueError of JAX, trains alone.
+    refused = pytest.raises(UserError, match="did not meet: no coordinator$")
+    with refused if has_tpu and error is RuntimeError else contextlib.nullcontext():
+      processes_lib.connect_tpu_hosts(heartbeat_seconds=10)
+    joined = has_tpu and not error
+    assert processes_lib.several() is joined and processes_lib.is_primary() is not joined
   assert started == [{"heartbeat_timeout_seconds": 10}]
-
-
-@pytest.mark.parametrize("error, refused", [(ValueError, False), (RuntimeError, True)])
-def test_a_tpu_in_no_slice_trains_alone_and_hosts_that_do_not_meet_say_so(
-  monkeypatch, error, refused
-):
-  def initialize(**_):
-    raise error("no coordinator\nmore")
-
-  monkeypatch.setenv("JAX_PLATFORMS", "")
-  monkeypatch.setattr(processes_lib, "has_tpu", lambda: True)
-  monkeypatch.setattr(jax.distributed, "initialize", initialize)
-  monkeypatch.setattr(jax.config, "update", lambda *_: None)
-  expected = pytest.raises(UserError, match="did not meet: no coordinator$")
-  with expected if refused else contextlib.nullcontext():
-    processes_lib.connect_tpu_hosts(heartbeat_seconds=10)
 
 
 def listening(port):

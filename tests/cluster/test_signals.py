@@ -46,14 +46,17 @@ def once(number):
   return send
 
 
-def during_evaluation(monkeypatch, send):
-  original = ResidentFeed.evaluate
+def during(where, name):
+  def patch(monkeypatch, send):
+    original = getattr(where, name)
 
-  def evaluate(self, *arguments):
-    send()
-    return original(self, *arguments)
+    def call(*arguments, **named):
+      send()
+      return original(*arguments, **named)
 
-  monkeypatch.setattr(ResidentFeed, "evaluate", evaluate)
+    monkeypatch.setattr(where, name, call)
+
+  return patch
 
 
 def at_step(step):
@@ -71,20 +74,10 @@ def at_step(step):
   return patch
 
 
-def during_a_save(monkeypatch, send):
-  original = checkpoint.save
-
-  def save(self, *arguments, **named):
-    send()
-    return original(self, *arguments, **named)
-
-  monkeypatch.setattr(checkpoint, "save", save)
-
-
 @pytest.mark.parametrize(
   "number, code, moment, saved",
   [
-    (signal.SIGTERM, DONE, during_evaluation, 9),
+    (signal.SIGTERM, DONE, during(ResidentFeed, "evaluate"), 9),
     (signal.SIGUSR1, REQUEUE, at_step(3), 3),
     (signal.SIGTERM, DONE, at_step(9), 9),  # an epoch's last
     (signal.SIGINT, INTERRUPTED, at_step(18), 18),  # the run's last, before its evaluation
@@ -120,7 +113,7 @@ def test_a_signal_is_heard_between_the_calls_of_a_long_epoch(tmp_path, monkeypat
 
 
 def test_a_signal_during_the_last_save_changes_nothing(undisturbed, tmp_path, monkeypatch):
-  during_a_save(monkeypatch, once(signal.SIGTERM))
+  during(checkpoint, "save")(monkeypatch, once(signal.SIGTERM))
   session.train(digits(), str(tmp_path))
   assert rows_of(tmp_path) == undisturbed
 
@@ -157,6 +150,13 @@ def started(code):
   )
 
 
+def ready(code):
+  """`started`, once it has printed that it is ready."""
+  process = started(code)
+  assert process.stdout.readline() == "ready\n"
+  return process
+
+
 # A lock that is taken twice: no signal gets out of it, like a collective with a process that hangs.
 STUCK = """
   import ctypes
@@ -170,8 +170,7 @@ STUCK = """
 
 
 def test_a_second_interrupt_ends_also_a_run_that_is_stuck():
-  process = started(STUCK.format(begun=True))
-  assert process.stdout.readline() == "ready\n"
+  process = ready(STUCK.format(begun=True))
   process.send_signal(signal.SIGINT)
   assert "a second Ctrl-C ends it at once" in process.stderr.readline()
   process.send_signal(signal.SIGINT)  # within half a second: the same one, from a launcher
@@ -184,8 +183,7 @@ def test_a_second_interrupt_ends_also_a_run_that_is_stuck():
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, DONE), (signal.SIGUSR1, REQUEUE)])
 def test_with_nothing_to_save_a_signal_ends_at_once(number, code):
-  process = started(STUCK.format(begun=False))
-  assert process.stdout.readline() == "ready\n"
+  process = ready(STUCK.format(begun=False))
   process.send_signal(number)
   out, err = process.communicate(timeout=120)
   assert process.returncode == code and "ended before the first step of this start" in err
@@ -219,8 +217,7 @@ def test_the_watchdog_ends_what_stands_still(block, code):
 def test_a_process_that_was_stopped_has_not_stood_still():
   # Ctrl-Z and fg, scontrol suspend and resume.
   block = "print('ready', flush=True); [(time.sleep(0.1), watchdog.heartbeat()) for _ in range(15)]"
-  process = started(WATCHED.format(block=block))
-  assert process.stdout.readline() == "ready\n"
+  process = ready(WATCHED.format(block=block))
   process.send_signal(signal.SIGSTOP)
   time.sleep(2.5)
   process.send_signal(signal.SIGCONT)

@@ -1,6 +1,7 @@
 """The state of a job, by the first rule that applies to its folder and its scheduler's answer."""
 
 import json
+import types
 
 import pytest
 from fake_jobs import (
@@ -8,7 +9,6 @@ from fake_jobs import (
   NOW,
   SUBMITTED,
   TOKEN,
-  at_now,
   event,
   fake_executor,
   result_of,
@@ -16,7 +16,7 @@ from fake_jobs import (
   write_run,
 )
 
-from jaxspeed.launch import runs
+from jaxspeed.launch import record, state
 from jaxspeed.launch.executor import Found
 from jaxspeed.launch.record import Event
 from jaxspeed.launch.state import NEVER, UNKNOWN, Statuses, status_of, statuses
@@ -25,12 +25,13 @@ PENDING, RUNNING, ABSENT = Found(False), Found(True), None
 STARTED = event("started", detail="7")
 NEW = (Event(NOW - 5, "submit", TOKEN),)
 AGAIN = (Event(NOW - 5, "submit", "t2"),)
+CANCEL = (*SUBMITTED, CANCELLED)
 SILENT = "it is gone, and did not say how it ended"
 
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch):
-  at_now(monkeypatch)
+  monkeypatch.setattr(state, "time", types.SimpleNamespace(time=lambda: NOW))
 
 
 @pytest.fixture
@@ -42,96 +43,61 @@ def ended(*codes, restart=0):
   return {i: [event("ended", 30, restart, code=code)] for i, code in enumerate(codes)}
 
 
-# What is in the folder, what each answer of the scheduler makes of it (None: it was not asked, or
-# does not answer), and the detail, or one for each answer.
+# What is in the folder; the state that each answer of the scheduler makes of it, by first letters
+# (q: requeued; UNKNOWN: it was not asked, or does not answer); the detail, or one for each answer.
 ALL = (UNKNOWN, PENDING, RUNNING, ABSENT)
+LETTERS = dict(p="pending", r="running", q="requeued", d="done", f="failed", c="cancelled")
+LOST = f"{NEVER}: do its machines see {{run}}?"
+BREAK = [STARTED, event("requeued", 900), event("started", 800, 1)]
 TABLE = {
-  "a result": ({"result": result_of()}, "done done done done", ""),
-  "a result after all that can happen": (
-    {"result": result_of(), "requests": (*SUBMITTED, CANCELLED), "notes": [event("failed")]},
-    "done done done done",
+  "a result": ({"result": result_of()}, "dddd", ""),
+  "a result, cancelled, failed": (
+    {"result": result_of(), "requests": CANCEL, "notes": [event("failed")]},
+    "dddd",
     "",
   ),
-  "cancelled": (
-    {"requests": (*SUBMITTED, CANCELLED), "notes": [STARTED]},
-    "cancelled cancelled cancelled cancelled",
-    ("", "", "saving", ""),
-  ),
-  "not submitted": ({"requests": ()}, "pending pending pending pending", "not submitted"),
-  "submitted": (
-    {},
-    "pending pending pending failed",
-    ("", "", "", f"{NEVER}: do its machines see {{run}}?"),
-  ),
-  "submitted a moment ago": ({"requests": NEW}, "pending pending pending pending", ""),
-  "submitted again": (
-    {"requests": (*SUBMITTED, CANCELLED, *AGAIN), "notes": [STARTED]},
-    "pending pending pending pending",
-    "",
-  ),
-  "gave up": (
-    {"notes": [STARTED, event("failed", 60, detail="a task ended with exit code 1", code=1)]},
-    "failed failed failed failed",
-    "a task ended with exit code 1",
-  ),
-  "said done without a result": (
-    {"notes": [STARTED, event("done", 60)]},
-    "failed failed failed failed",
-    "it ended without a result.json",
-  ),
+  "cancelled": ({"requests": CANCEL, "notes": [STARTED]}, "cccc", ("", "", "saving", "")),
+  "not submitted": ({"requests": ()}, "pppp", "not submitted"),
+  "submitted": ({}, "pppf", ("", "", "", LOST)),
+  "submitted a moment ago": ({"requests": NEW}, "pppp", ""),
+  "submitted again": ({"requests": (*CANCEL, *AGAIN), "notes": [STARTED]}, "pppp", ""),
+  "gave up": ({"notes": [STARTED, event("failed", 60, detail="why", code=1)]}, "ffff", "why"),
+  "done, no result": ({"notes": [event("done", 60)]}, "ffff", "it ended without a result.json"),
   "requeued": (
-    {"notes": [STARTED, event("requeued", 60, detail="a process was lost")]},
-    "requeued requeued requeued failed",
-    ("a process was lost",) * 3 + ("a process was lost; the scheduler no longer has it",),
+    {"notes": [STARTED, event("requeued", 60, detail="why")]},
+    "qqqf",
+    ("why", "why", "why", "why; the scheduler no longer has it"),
   ),
-  "requeued a moment ago": (
-    {"notes": [STARTED, event("requeued", 5, detail="a process was lost")]},
-    "requeued requeued requeued requeued",
-    "a process was lost",
-  ),
-  "started": (
-    {"notes": [STARTED]},
-    "running requeued running failed",
-    ("", "interrupted", "", SILENT),
-  ),
-  "started a moment ago": (
-    {"notes": [event("started", 5)]},
-    "running requeued running running",
-    ("", "interrupted", "", ""),
-  ),
-  "started again": (
-    {"notes": [STARTED, event("requeued", 900), event("started", 800, 1)], "tasks": ended(0)},
-    "running requeued running failed",
-    ("", "interrupted", "", SILENT),
-  ),
+  "requeued a moment ago": ({"notes": [event("requeued", 5, detail="why")]}, "qqqq", "why"),
+  "started": ({"notes": [STARTED]}, "rqrf", ("", "interrupted", "", SILENT)),
+  "started a moment ago": ({"notes": [event("started", 5)]}, "rqrr", ("", "interrupted", "", "")),
+  "started again": ({"notes": BREAK, "tasks": ended(0)}, "rqrf", ("", "interrupted", "", SILENT)),
   "its tasks ended with 0": (
     {"notes": [STARTED], "tasks": ended(0, 0)},
-    "running requeued running cancelled",
+    "rqrc",
     ("", "interrupted", "", "outside of jaxspeed.launch"),
   ),
-  "one of its tasks was killed": (
+  "a task was killed": (
     {"notes": [event("started", 5)], "tasks": ended(0, 137)},
-    "running requeued running failed",
+    "rqrf",
     ("", "interrupted", "", SILENT),
   ),
   "started by an earlier submission": (
     {"notes": [event("started", token="old"), event("failed", token="old")]},
-    "pending pending pending failed",
-    ("", "", "", f"{NEVER}: do its machines see {{run}}?"),
+    "pppf",
+    ("", "", "", LOST),
   ),
 }
 
 
 @pytest.mark.parametrize("case", [*TABLE])
 def test_states(run, case):
-  written, states, details = TABLE[case]
+  written, letters, details = TABLE[case]
   facts = write_job(run, **written)
   found = [status_of(facts, scheduler) for scheduler in ALL]
-  assert [status.state for status in found] == states.split()
+  assert [status.state for status in found] == [LETTERS[letter] for letter in letters]
   expected = (details,) * 4 if isinstance(details, str) else details
-  assert [status.detail for status in found] == [
-    each.replace("{run}", str(run)) for each in expected
-  ]
+  assert [status.detail for status in found] == [each.format(run=run) for each in expected]
 
 
 def test_a_damaged_result_is_a_failure(run):
@@ -144,12 +110,8 @@ def test_a_damaged_result_is_a_failure(run):
 
 
 def test_id_and_restarts(run):
-  notes = [
-    STARTED,
-    event("requeued", 60),
-    event("started", 50, 2),
-    event("started", 9, 8, token="x"),
-  ]
+  notes = [STARTED, event("requeued", 60), event("started", 50, 2)]
+  notes += [event("started", 9, 8, token="x")]
   status = status_of(write_job(run, notes=notes), RUNNING)
   assert (status.id, status.restarts, status.epochs) == ("7", 2, 20.0)
   assert status_of(write_job(run, "b"), Found(True, "8")).id == "8"
@@ -161,26 +123,19 @@ def row(epoch, **values):
 
 
 @pytest.mark.parametrize(
-  "rows, epoch, accuracy, remaining",
+  "rows, epoch, accuracy",
   [
-    ([], None, None, None),
-    ([row(4)], 4.0, 0.2, 48.0),
-    ([row(1, train_seconds=9.0), row(2, train_seconds=11.0)], 2.0, 0.1, 99.0),
-    ([row(2, eval_seconds=1.0)], 2.0, 0.1, 72.0),
-    ([row(4), row(5, eval_top1=None)], 5.0, 0.2, 45.0),
-    ([row(5, train_seconds=None, eval_top1=None)], 5.0, None, None),
-    ([row(20), row(21, eval_top1=0.9)], 21.0, 0.9, 0.0),
+    ([], None, None),
+    ([row(4)], 4.0, 0.2),
+    ([row(4), row(5, eval_top1=None)], 5.0, 0.2),
+    ([row(5, eval_top1=None)], 5.0, None),
     # A damaged file.
-    ([row(4), {"epoch": "5"}, row(6)], None, None, None),
+    ([row(4), {"epoch": "5"}, row(6)], None, None),
   ],
 )
-def test_progress(run, rows, epoch, accuracy, remaining):
-  facts = write_job(run, notes=[STARTED], metrics=rows)
-  status = status_of(facts, RUNNING)
-  found = (status.epoch, status.accuracy, status.remaining)
-  assert found == pytest.approx((epoch, accuracy, remaining))
-  # Nothing is left to wait for, or nobody knows when it goes on.
-  assert status_of(facts, PENDING).remaining is None
+def test_progress(run, rows, epoch, accuracy):
+  status = status_of(write_job(run, notes=[STARTED], metrics=rows), RUNNING)
+  assert (status.epoch, status.accuracy) == (epoch, accuracy)
 
 
 def test_of_several_runs_the_last_one_counts_by_its_own_metric(run):
@@ -190,8 +145,7 @@ def test_of_several_runs_the_last_one_counts_by_its_own_metric(run):
     folder.mkdir()
     (folder / "metrics.jsonl").write_text(json.dumps(row(epoch, eval_top5=0.9)) + "\n")
   status = status_of(facts, RUNNING)
-  # How long the runs after it take is not known.
-  assert (status.epoch, status.accuracy, status.remaining) == (4.0, 0.9, None)
+  assert (status.epoch, status.accuracy) == (4.0, 0.9)
 
 
 # Failures
@@ -219,21 +173,19 @@ def test_task_exit_code_and_log_of_what_failed_first(run):
     ("a\nb\n\nc\nd", ("b", "c", "d")),
     ("a\njaxspeed: no data.\nslurm: killed\n", ("jaxspeed: no data.",)),
     ("jaxspeed: old\n" + "x\n" * 10, ("x", "x", "x")),
-    ("10 %\r20 %\r30 %\n\x1b[31mred\x1b[0m\n", ("30 %", "red")),
     ("x" * 9000 + "\n" + "short\n", ("short",)),
+    (b"\xff\xfe\n", ("\ufffd\ufffd",)),
+    (None, ()),
   ],
 )
 def test_the_last_lines_of_a_log(run, log, lines):
-  assert failed(run, logs={"0.log": log}).last_lines == lines
-
-
-def test_a_log_that_is_no_text(run):
   facts = write_job(run, notes=[STARTED])
-  (facts.folder / "launch" / "logs" / "0.log").write_bytes(b"\xff\xfe\n")
-  assert status_of(facts, ABSENT).last_lines == ("\ufffd\ufffd",)
-  (facts.folder / "launch" / "logs" / "0.log").unlink()
-  (facts.folder / "launch" / "logs" / "0.log").mkdir()
-  assert status_of(facts, ABSENT).last_lines == ()
+  path = facts.folder / "launch" / "logs" / "0.log"
+  if log is None:  # a folder
+    path.mkdir()
+  else:
+    path.write_bytes(log if isinstance(log, bytes) else log.encode())
+  assert status_of(facts, ABSENT).last_lines == lines
 
 
 # All jobs of a run
@@ -255,11 +207,11 @@ def test_the_scheduler_is_asked_once_about_the_jobs_that_have_not_ended(run, exe
   write_job(run, "d", notes=[event("failed")], **FAKE)
   write_job(run, "e", requests=(), **FAKE)
   executor.said = {"a": RUNNING}
-  found = statuses(run, runs.read_jobs(run))
+  found = statuses(run, record.read_jobs(run))
   assert [status.state for status in found] == ["running", "failed", "done", "failed", "pending"]
   assert executor.asked == [("states", "a", "b")] and found.notes == ()
   executor.asked.clear()
-  assert statuses(run, [facts for facts in runs.read_jobs(run) if facts.job.name in "cd"])
+  assert statuses(run, [facts for facts in record.read_jobs(run) if facts.job.name in "cd"])
   assert executor.asked == []
 
 
@@ -268,7 +220,7 @@ def test_what_the_scheduler_does_not_say_is_noted(run, executor, monkeypatch):
   write_job(run, "b", notes=[event("requeued")], **FAKE)
   monkeypatch.setattr(executor, "warning", lambda *_: "the queue does not run")
   executor.said = None
-  found = statuses(run, runs.read_jobs(run))
+  found = statuses(run, record.read_jobs(run))
   assert [status.state for status in found] == ["running", "requeued"]
   silent = "fake does not answer: the states are those that the jobs wrote last"
   assert found.notes == (silent, "the queue does not run")
@@ -281,7 +233,7 @@ def test_what_the_scheduler_does_not_say_is_noted(run, executor, monkeypatch):
 def test_the_table(run):
   jobs = [
     write_job(run, "a", notes=[STARTED, event("started", 9, 2, "7")], metrics=[row(4)]),
-    write_job(run, "b", requests=(*SUBMITTED, CANCELLED)),
+    write_job(run, "b", requests=CANCEL),
     write_job(
       run,
       "c",
@@ -293,8 +245,8 @@ def test_the_table(run):
   ]
   lines = str(Statuses(status_of(facts, RUNNING) for facts in jobs)).splitlines()
   assert str(Statuses()).splitlines()[-1] == "0 jobs: none"
-  assert lines[0].split() == ["job", "state", "epoch", "accuracy", "left", "restarts", "id"]
-  assert lines[1].split() == ["a", "running", "4/20", "20.00", "%", "48.0", "s", "2", "7"]
+  assert lines[0].split() == ["job", "state", "epoch", "accuracy", "restarts", "id"]
+  assert lines[1].split() == ["a", "running", "4/20", "20.00", "%", "2", "7"]
   assert lines[2].split() == ["b", "cancelled:", "saving"]
   assert lines[3].split() == ["c", "failed", "7"]
   assert lines[4].split() == ["d", "running", "0/20", "7"]

@@ -1,11 +1,16 @@
-"""The files of a run: what is written into them, what is read back, also from damaged ones."""
+"""The files of a run: what is written, what is read back, also from damaged ones.
 
+A stranger's run is looked at, and nothing that it names is run, signalled or written.
+"""
+
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import threading
-import time
+import signal
+import subprocess
+import sys
 
 import pytest
 from fake_jobs import (
@@ -13,17 +18,20 @@ from fake_jobs import (
   config_of,
   event,
   facts_of,
+  fake_python,
   local,
   lock_elsewhere,
   write_job,
   write_run,
 )
+from in_process import command, mistake
 
 from jaxspeed.errors import UserError
-from jaxspeed.launch import runs, submit
+from jaxspeed.launch import record, runs, submit
 from jaxspeed.launch.executor import Planned
-from jaxspeed.launch.record import RUN_FILE
-from jaxspeed.launch.supervisor import Start
+from jaxspeed.launch.record import ends_of
+from jaxspeed.launch.runs import RUN_FILE
+from jaxspeed.launch.worker import work
 
 # Events
 
@@ -43,21 +51,12 @@ from jaxspeed.launch.supervisor import Start
 @pytest.mark.parametrize("name", [".launch/requests", "a/launch/job"])
 def test_damaged_lines_and_a_last_one_that_was_cut_off_do_not_count(tmp_path, line, name):
   write_job(tmp_path, notes=[event("started"), event("requeued", 60)])
-  runs.request(tmp_path, "submit", [facts_of(tmp_path / "a")], TOKEN)
+  record.request(tmp_path, "submit", [facts_of(tmp_path / "a")], TOKEN)
   facts = facts_of(tmp_path / "a")
   path = tmp_path / f"{name}.jsonl"
   first, second = path.read_bytes().splitlines()
   path.write_bytes(b"\n".join([first, line, second, b'{"time": 1.0, "what": "failed"}']))
   assert facts_of(facts.folder) == facts
-
-
-def test_notes_are_read_as_they_were_written(tmp_path):
-  folder = write_job(tmp_path, notes=[event("started", detail="7")]).folder
-  Start(folder, TOKEN, 2).note("failed", "killed by signal 9", 137)
-  note = facts_of(folder).notes[-1]
-  assert (note.token, note.what, note.restart) == (TOKEN, "failed", 2)
-  assert (note.detail, note.code, note.where) == ("killed by signal 9", 137, os.uname().nodename)
-  assert abs(note.time - time.time()) < 60
 
 
 def test_only_files_of_tasks_say_how_tasks_ended(tmp_path):
@@ -68,7 +67,7 @@ def test_only_files_of_tasks_say_how_tasks_ended(tmp_path):
   folder = facts.folder / "launch" / "tasks"
   for name in ("x.jsonl", "1.jsonl.swp", "-1.jsonl"):
     (folder / name).write_bytes((folder / "10.jsonl").read_bytes())
-  assert facts.ends() == {10: 75}
+  assert ends_of(facts.folder, TOKEN, 0) == {10: 75}
 
 
 # run.json
@@ -83,16 +82,16 @@ def made(run, **overrides):
 def test_jobs_are_read_as_they_were_written_in_their_order(tmp_path):
   run = tmp_path / "b" / "run"
   runs.create_run(run)
-  assert runs.jobs_of(run) is None
+  assert record.jobs_of(run) == []
   job = made(run, **{"epochs": 3.0, "data.mean": (1.0, 2.0, 3.0), "seed": 4})
-  runs.write_jobs(run, [dataclasses.replace(job, name="x", folder=str(run / "x")), job])
-  first, facts = runs.read_jobs(run)
+  record.write_jobs(run, [dataclasses.replace(job, name="x", folder=str(run / "x")), job])
+  first, facts = record.read_jobs(run)
   assert first.job.name == "x" and facts.job == job
   assert (job.epochs, job.metric, job.sources) == (3.0, "top1", "abc")
   fields = {"epochs": 3.0, "data.mean": [1.0, 2.0, 3.0], "seed": 4, "cost_per_hour": 2.0}
   assert job.overrides == fields and job.cwd == str(pathlib.Path.cwd())
   assert job.executor == local(price_per_hour=2.0).to_dict()
-  assert (facts.requests, facts.notes, facts.ends(), facts.foreign) == ([], [], {}, "")
+  assert (facts.requests, facts.notes, facts.foreign) == ([], [], "")
   # Places of data and caches make no other job.
   same = made(run, **{"epochs": 3.0, "data.mean": (1.0, 2.0, 3.0), "seed": 4, "data.path": "/x"})
   assert same.config == job.config != made(run, seed=5).config
@@ -107,7 +106,7 @@ def test_a_damaged_run(tmp_path, name, value):
   found["jobs"][0][name] = value
   (folder / RUN_FILE).write_text(json.dumps(found))
   with pytest.raises(UserError, match=rf"run.json cannot be used \(.*{name}.*put the file back"):
-    runs.read_jobs(folder)
+    record.read_jobs(folder)
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
@@ -125,11 +124,120 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
 # The lock
 
 
-def test_a_process_that_waits_gets_the_lock(tmp_path):
-  killed = threading.Event()
-  with lock_elsewhere(write_run(tmp_path) / ".launch" / "lock") as holder:
-    timer = threading.Timer(0.2, lambda: (killed.set(), holder.kill()))
-    timer.start()
-    with runs.lock_run(tmp_path / "run", wait=60.0):
-      assert killed.is_set() and holder.wait() < 0
-    timer.join()
+def test_a_process_that_waits_gets_the_lock(tmp_path, monkeypatch):
+  holder, freed = contextlib.ExitStack(), []
+  holder.enter_context(lock_elsewhere(write_run(tmp_path) / ".launch" / "lock"))
+  monkeypatch.setattr(runs.time, "sleep", lambda _: (freed.append(1), holder.close()))
+  with runs.lock_run(tmp_path / "run"):
+    assert freed == [1]
+
+
+# Strangers
+
+
+@pytest.fixture
+def run(tmp_path):
+  """A run whose job names programs that leave a trace, with a seal that is not ours."""
+  folder, trace = write_run(tmp_path), tmp_path / "trace"
+  python = fake_python(tmp_path, {"a": [f"touch {trace}"]})
+  write_job(folder, "a", executor=local(python=python, setup=[f"touch {trace}"]).to_dict())
+  change(folder, seal="0" * 64)
+  yield folder
+  assert not trace.exists()
+
+
+def change(folder, **values):
+  path = folder / "run.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def everything(folder):
+  return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("words", [["resume"], ["cancel", "--all"], ["retry", "--failed"]])
+def test_nothing_acts(run, words):
+  before = everything(run)
+  text = mistake("launch", words[0], str(run), *words[1:])
+  assert text.startswith(f"{run}/a was submitted by somebody else or changed since: submit the sw")
+  assert everything(run) == before
+  # Nor is a command advised that would.
+  assert "resume" not in command("launch", "status", str(run)).stdout
+
+
+def test_a_worker_takes_no_job_of_a_stranger(run):
+  before = everything(run)
+  with open(run / ".launch" / "worker.0.lock", "w") as lock:
+    work(run, 0, os.dup(lock.fileno()))
+  new = {path.name for path in everything(run)} - {path.name for path in before}
+  assert new <= {"lock", "worker.0.lock", "place.0.lock"}
+
+
+def test_a_change_of_what_was_submitted_breaks_the_seal(tmp_path):
+  facts = write_job(write_run(tmp_path), "a", executor=local().to_dict())
+  assert facts.foreign == ""
+  jobs = json.loads((tmp_path / "run" / "run.json").read_text())["jobs"]
+  jobs[0]["executor"]["setup"] = ["true"]
+  change(tmp_path / "run", jobs=jobs)
+  assert "changed since" in facts_of(facts.folder).foreign
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc", "a/b", ".launch"])
+def test_a_job_that_lies_outside_of_its_run_is_not_looked_at(tmp_path, name):
+  write_job(write_run(tmp_path), "a")
+  jobs = json.loads((tmp_path / "run" / "run.json").read_text())["jobs"]
+  change(tmp_path / "run", jobs=[jobs[0] | {"name": name}])
+  assert record.jobs_of(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("part", ["", "launch", "launch/job.jsonl"])
+def test_a_job_is_not_started_whose_files_lie_behind_a_link(tmp_path, part):
+  facts = write_job(write_run(tmp_path), "a", notes=[event("started")])
+  place = facts.folder / part
+  place.rename(tmp_path / "elsewhere")
+  place.symlink_to(tmp_path / "elsewhere")
+  assert facts_of(facts.folder).foreign.endswith(": remove it")
+
+
+@pytest.mark.parametrize("link", ["", "lock"])
+def test_a_run_is_not_submitted_into_whose_own_files_lie_behind_a_link(make, root, tmp_path, link):
+  make("a").start()
+  place = root / "run" / ".launch" / link
+  place.rename(tmp_path / "elsewhere")
+  place.symlink_to(tmp_path / "elsewhere")
+  change(root / "run", seal="0" * 64)
+  with pytest.raises(UserError, match=f"{place} is a link, .*: remove it"):
+    make("a").start()
+
+
+def test_a_submission_of_ones_own_begins_anew(make, fake, root):
+  make("a").start()
+  change(root / "run", seal="0" * 64)
+  assert facts_of(root / "run" / "a").foreign
+  make("a").start()
+  facts = facts_of(root / "run" / "a")
+  assert facts.foreign == "" and [each.what for each in facts.requests] == ["submit"]
+  assert [ask for ask in fake.asked if ask[0] == "submit"] == [("submit", "a")] * 2
+
+
+def test_a_copy_is_not_taken_for_the_first(tmp_path):
+  write_job(write_run(tmp_path), "a")
+  (tmp_path / "run").rename(tmp_path / "copy")
+  found = facts_of(tmp_path / "copy" / "a").foreign
+  assert found.startswith("was copied or moved: submit the sweep's own")
+
+
+@pytest.mark.parametrize("number", ["0", "1", "{other}"])
+def test_a_process_that_a_file_names_is_not_signalled(tmp_path, number):
+  other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+  run = write_run(tmp_path)
+  started = event("started", detail=number.format(other=other.pid))
+  executor = local().to_dict()
+  facts = write_job(run, "a", notes=[event("started")], tasks={0: [started]}, executor=executor)
+  (run / ".launch" / "place.0.lock").write_text("a")
+  with lock_elsewhere(run / ".launch" / "place.0.lock"):
+    assert command("launch", "cancel", str(run), "--all").stdout == "cancelled a\n"
+    assert other.poll() is None
+  assert facts_of(facts.folder).cancelled
+  os.kill(other.pid, signal.SIGKILL)
+  other.wait()

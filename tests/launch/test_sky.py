@@ -1,20 +1,25 @@
 """The executor of SkyPilot, with a module in its place that records what it is asked.
 
-None of SkyPilot's own functions is called here: they would start a server.
+None of SkyPilot's own functions is called in this process: they would start a server. Another
+process shows, with a HOME of its own, that SkyPilot's own classes take our tasks and calls.
 """
 
 import importlib.machinery
 import importlib.util
 import json
+import os
 import pathlib
+import subprocess
 import sys
 import types
+from typing import Any
 from unittest import mock
 
 import pytest
 from fake_jobs import write_job, write_run
 
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
+from jaxspeed.launch import sky
 from jaxspeed.launch.executor import Found
 from jaxspeed.launch.sky import Sky, job_name
 
@@ -42,16 +47,13 @@ def mounts(tmp_path):
 
 
 def test_devices_and_fields_that_come_back():
-  assert Sky().devices() == 1 and not Sky().sees_data()
+  assert Sky().devices() == 1 and not Sky().sees_data
   sky = Sky(accelerators="A100-80GB:8", nodes=16, resources={"cpus": "4+", "disk_size": 100})
-  assert (sky.devices(), sky.accelerator()) == (128, "A100-80GB")
+  assert sky.devices() == 128
   # The path of the Python that submits means nothing on the machines.
   assert sky.python == "python"
   stored = json.loads(json.dumps(sky.to_dict()))
   assert stored.pop("kind") == "sky" and Sky(**stored) == sky
-  # As runs of before 27 November 2026 store it.
-  del stored["resources"]
-  assert Sky(**stored, cpus="4+", image="", disk_size=100) == sky
 
 
 @pytest.mark.parametrize(
@@ -94,24 +96,18 @@ def test_a_task_has_what_the_fields_say(job, mounts, tmp_path):
     env={"A": "b: #"},
   )
   made = job().job
-  recovery = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [REQUEUE, LOST_PEER]}
+  task, (root,) = sky.task(made, "t0ken"), mounts
+  assert (task["name"], task["num_nodes"]) == ("jaxspeed-lr-1-t0ken", 16)
+  assert task["workdir"] == str(tmp_path)  # copied to the machines
+  assert task["resources"]["job_recovery"]["max_restarts_on_errors"] == 0
   machine = {"infra": "gcp/us-central1", "accelerators": "H100:8", "use_spot": True}
-  (root,) = mounts
+  assert task["resources"].items() >= (machine | {"disk_size": 100}).items()
+  own = {"source": "gs://bucket/runs", "mode": "MOUNT_CACHED"}
+  assert task["file_mounts"] == {root: own, "/data": {"source": "s3://imagenet", "mode": "MOUNT"}}
+  assert (task["volumes"], task["envs"]) == ({"/disk": "team-disk"}, {"A": "b: #"})
+  assert task["setup"] == "set -e\npip install -e .[cuda13]\nnvidia-smi"
   supervisor = "python -m jaxspeed.launch.supervisor sky"
-  assert sky.task(made, "t0ken") == {
-    "name": "jaxspeed-lr-1-t0ken",
-    "num_nodes": 16,
-    "resources": machine | {"disk_size": 100, "job_recovery": recovery},
-    "workdir": str(tmp_path),
-    "file_mounts": {
-      root: {"source": "gs://bucket/runs", "mode": "MOUNT_CACHED"},
-      "/data": {"source": "s3://imagenet", "mode": "MOUNT"},
-    },
-    "volumes": {"/disk": "team-disk"},
-    "envs": {"A": "b: #"},
-    "setup": "set -e\npip install -e .[cuda13]\nnvidia-smi",
-    "run": f"( exec {supervisor} {made.folder} {made.digest} t0ken )",
-  }
+  assert task["run"] == f"( exec {supervisor} {made.folder} {made.digest} t0ken )"
 
 
 def test_names_are_short_and_distinct_from_flags():
@@ -171,3 +167,77 @@ def test_what_skypilot_does_not_answer_or_refuses(cloud, job, mounts):
   assert str(refused.value).startswith(sentence)
   with pytest.raises(UserError, match=r"^SkyPilot did not cancel \(no cloud is enabled\): cancel"):
     Sky().cancel(["40"])
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+  "cpu": {"infra": "aws", "use_spot": True, "resources": {"cpus": "4+", "disk_size": 100}},
+  "k8s": {"nodes": 2, "infra": "k8s", "mounts": {"{root}": "team-runs"}, "env": {"A": "b: #"}},
+  "gpu": {
+    "accelerators": "H100:8",
+    "nodes": 16,
+    "infra": "gcp/us-central1",
+    "resources": {"image_id": "docker:nvcr.io/nvidia/jax:25.10-py3"},
+    "mounts": {"{root}": "gs://bucket/runs", "/data": "s3://imagenet"},
+    "setup": ("pip install -e .[cuda13]", "nvidia-smi"),
+  },
+}
+CALLS: dict[str, tuple[int, dict[str, Any]]] = {
+  "launch": (1, {"name": "a"}),
+  "queue_v2": (0, {"refresh": False, "all_users": True, "name_match": "a", "fields": ["job_id"]}),
+  "cancel": (0, {"job_ids": [1], "graceful": True, "graceful_timeout": 600}),
+}
+OWN_CLASSES = """
+import inspect, json, sys
+import sky
+fields, calls = json.loads(sys.argv[1])
+found = {}
+for name, given in fields.items():
+  task = sky.Task.from_yaml_config(given)
+  first = task.to_yaml_config()
+  if name != "gpu":
+    task.validate()
+  found[name] = first, sky.Task.from_yaml_config(dict(first)).to_yaml_config(), task.run
+for name, (count, values) in calls.items():
+  inspect.signature(getattr(sky.jobs, name)).bind(*[None] * count, **values)
+inspect.signature(sky.get).bind("")
+found["states"] = [status.value for status in sky.jobs.ManagedJobStatus]
+found["ends"] = [status.value for status in sky.jobs.ManagedJobStatus.terminal_statuses()]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> Any:
+  if importlib.util.find_spec("sky") is None:
+    pytest.skip("SkyPilot is missing: pip install .[sky]")
+  home = tmp_path_factory.mktemp("home")
+  job = write_job(write_run(home), "lr=1", cwd=str(home)).job
+  tasks = {}
+  for name, fields in FIELDS.items():
+    mounts = fields.get("mounts", {"{root}": "s3://bucket"}).items()
+    mounted = {path.format(root=home): source for path, source in mounts}
+    tasks[name] = sky.Sky(**(fields | {"mounts": mounted})).task(job, "t0ken")
+  environment = os.environ | {"HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+  command = [sys.executable, "-c", OWN_CLASSES, json.dumps([tasks, CALLS])]
+  done = subprocess.run(
+    command, env=environment, cwd=home, capture_output=True, text=True, timeout=120
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout.splitlines()[-1]) | {"root": str(home)}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_skypilot_reads_a_task_and_writes_the_same(own, name):
+  """Its schema knows every field; without a server it can validate tasks without GPUs alone."""
+  first, second, run = own[name]
+  for each in (first, second):
+    each.pop("_user_specified_yaml", None)
+  assert first == second and first["num_nodes"] == FIELDS[name].get("nodes", 1)
+  recovery = first["resources"]["job_recovery"]
+  assert recovery["max_restarts_on_errors"] == 0
+  assert recovery["recover_on_exit_codes"] == [REQUEUE, LOST_PEER]
+  assert "jaxspeed.launch.supervisor sky " in run
+
+
+def test_every_state_of_skypilot_is_known(own):
+  assert sky._PENDING | sky._RUNNING == set(own["states"]) - set(own["ends"])

@@ -31,6 +31,7 @@ DONE = "echo {} >runs/lr=1/result.json"
 # Not for ever: a test that fails leaves no process behind for long.
 WAIT = "for _ in $(seq 1200); do sleep 0.05; done"
 SAVED = "saved, to be started again"
+IN_VAIN = "restarts without a new checkpoint"
 
 
 class Job:
@@ -65,10 +66,8 @@ class Job:
       "SKYPILOT_MANAGED_JOB_ID": "7",
     }
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    command = ["bash", "-i", str(script)]
-    return subprocess.Popen(
-      command, env=os.environ | own, text=True, start_new_session=True, **pipes
-    )
+    how = {"env": os.environ | own, "text": True, "start_new_session": True} | pipes
+    return subprocess.Popen(["bash", "-i", str(script)], **how)
 
   def run(self, token: str = "abc") -> tuple[list[int], list[str]]:
     """Exit codes and outputs of all processes of one start."""
@@ -79,10 +78,8 @@ class Job:
   def notes(self, name: str = "job") -> list[tuple[str, int, str]]:
     """What, restart and detail (of a task: its exit code) of each line of a record."""
     events = read_lines(self.record / f"{name}.jsonl")
-    return [
-      (each.what, each.restart, each.detail if name == "job" else str(each.code or ""))
-      for each in events
-    ]
+    ends = [each.detail if name == "job" else str(each.code or "") for each in events]
+    return [(each.what, each.restart, end) for each, end in zip(events, ends, strict=True)]
 
   def log(self, rank: int = 0) -> str:
     path = self.record / "logs" / f"{rank}.log"
@@ -106,11 +103,7 @@ def below(pid: int) -> list[int]:
     ("exit 0", REQUEUE, ("requeued", 0, "saved after SIGTERM, not finished")),
     ("exit 2", MISTAKE, ("failed", 0, "ended with exit code 2")),
     # It ends the job, where 85 would not.
-    (
-      "exit 85",
-      1,
-      ("failed", 0, f"{SAVED}; not restarted after 0 restarts without a new checkpoint"),
-    ),
+    ("exit 85", 1, ("failed", 0, f"{SAVED}; not restarted after 0 {IN_VAIN}")),
   ],
 )
 def test_what_follows_an_exit_code(tmp_path, act, code, note):
@@ -130,12 +123,8 @@ def test_two_processes_that_are_started_again_and_finish(tmp_path):
   assert job.run()[0] == [85, 85]
   codes, outputs = job.run()
   assert codes == [0, 0]
-  assert job.notes() == [
-    ("started", 0, "7"),
-    ("requeued", 0, SAVED),
-    ("started", 1, "7"),
-    ("done", 1, ""),
-  ]
+  first = [("started", 0, "7"), ("requeued", 0, SAVED)]
+  assert job.notes() == [*first, ("started", 1, "7"), ("done", 1, "")]
   for rank, output in enumerate(outputs):
     starts = [("started", 0, ""), ("ended", 0, "85"), ("started", 1, ""), ("ended", 1, "")]
     assert job.notes(f"tasks/{rank}") == starts

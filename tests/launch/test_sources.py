@@ -1,6 +1,5 @@
 """The state of code and environment that a run stores, once for all of its jobs."""
 
-import json
 import os
 import pathlib
 import subprocess
@@ -54,16 +53,10 @@ def test_changes_and_files_that_are_not_in_git(tree):
   (tree / "new.py").write_text("secret content\n")
   (tree / ".gitignore").write_text("ignored\n")
   (tree / "ignored").write_text("x")
-  diff = sources.working_trees(tree / "part")
-  text = diff.decode()
+  text = sources.working_trees(tree / "part").decode()
   assert text.startswith(f"# {tree} at {commit}\n")
   assert "# not in git: new.py\n" in text and "ignored" not in text.replace(".gitignore", "")
   assert "-one\n+two\n" in text and "secret content" not in text
-  # The patch gives the changes back.
-  git(tree, "checkout", "-q", "HEAD", "part/a.py")
-  (tree.parent / "patch").write_bytes(diff)
-  git(tree, "apply", str(tree.parent / "patch"))
-  assert (tree / "part" / "a.py").read_text() == "two\n"
 
 
 def test_folders_without_a_commit_or_a_repository(tree, monkeypatch):
@@ -85,6 +78,10 @@ def test_a_state_is_stored_once_and_a_changed_one_beside_it(tree, tmp_path, monk
   (tree / "part" / "a.py").write_text("two\n")
   second = sources.store(run, tree)
   folder = run / ".launch" / "sources"
-  assert {path.name for path in folder.iterdir()} == {first, second}
-  assert b"+two" in (folder / second / "diff.patch").read_bytes()
-  assert json.loads((folder / first / "environment.json").read_text())["JAX_PLATFORMS"] == "cpu"
+  assert {path.name for path in folder.iterdir()} == {f"{first}.patch", f"{second}.patch"}
+  text = (folder / f"{second}.patch").read_text()
+  assert "+two" in text and '\n# JAX_PLATFORMS="cpu"\n' in text
+  # The patch gives the changes back.
+  git(tree, "checkout", "-q", "HEAD", "part/a.py")
+  git(tree, "apply", str(folder / f"{second}.patch"))
+  assert (tree / "part" / "a.py").read_text() == "two\n"

@@ -1,15 +1,39 @@
-"""Names of jobs, made from their recipes and overrides."""
+"""The jobs of a sweep: every combination of overrides, and names that tell the jobs apart."""
 
 import hashlib
+import itertools
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from jaxspeed.errors import UserError
 
 # A folder's name has at most 255 bytes; TensorBoard and terminals show less.
 _MOST = 100
 # What a name that a shell takes for a word may contain, but not begin with.
 _NOT_FIRST = ".-+="
+
+
+def grid(**axes: Iterable[Any]) -> list[dict[str, Any]]:
+  """Every combination of values, the last field changing fastest.
+
+  grid(**{"schedule.peak": [1.0, 2.0], "seed": range(3)}) has six combinations.
+
+  Args:
+    **axes: the values of each field, by its dotted name.
+
+  Raises:
+    UserError: a field has no values, or a single value in place of several.
+  """
+  values = {}
+  for name, axis in axes.items():
+    if isinstance(axis, str | bytes) or not isinstance(axis, Iterable):
+      raise UserError(f"{name}={axis!r} is one value: give a list of values, as in [{axis!r}].")
+    values[name] = list(axis)
+    if not values[name]:
+      raise UserError(f"{name} has no values: give at least one.")
+  return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
 
 
 def job_name(recipe: str, overrides: Mapping[str, Any]) -> str:
