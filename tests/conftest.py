@@ -77,6 +77,12 @@ def float64() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(autouse=True)
+def _equal_programs_are_in_float64(request: pytest.FixtureRequest) -> None:
+  if request.node.get_closest_marker("equivalence"):
+    request.getfixturevalue("float64")
+
+
 @pytest.fixture
 def shared_data() -> pathlib.Path:
   """The folder of real data beside the checkout."""

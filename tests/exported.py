@@ -1,10 +1,11 @@
-"""Networks to export: shipped models with made-up weights, and real photographs to feed them."""
+"""Models with made-up weights and what they compute, and real photographs to feed them."""
 
 import functools
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from sklearn.datasets import load_sample_images
 
@@ -29,24 +30,42 @@ def shapes_of(model: nn.Module, *sides: int, dtype: Any = np.float32) -> dict[st
   return jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
 
 
-def random_variables(model: nn.Module, side: int, seed: int = 0) -> dict[str, Any]:
-  """Variables of which none is at its initial value; some channels hardly vary."""
-  rng = np.random.default_rng(seed)
+def drawn(shapes: Any, rng: np.random.Generator) -> Any:
+  """Variables of these shapes of which none is at its initial value; some channels hardly vary."""
 
   def draw(path: Any, leaf: Any) -> np.ndarray:
     name, shape = path[-1].key, leaf.shape
     if name == "var":
-      values = rng.uniform(1e-3, 1.0, shape)
-    elif name == "kernel":
+      return rng.uniform(1e-3, 1.0, shape)
+    if name == "kernel":
       fan_in = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
-      values = rng.standard_normal(shape) / np.sqrt(fan_in)
-    elif name == "scale":  # some are negative
-      values = 0.7 * rng.standard_normal(shape) + 0.5
-    else:
-      values = 0.3 * rng.standard_normal(shape)
-    return values.astype(np.float32)
+      return rng.standard_normal(shape) / np.sqrt(fan_in)
+    if name == "scale":  # some are negative
+      return 0.7 * rng.standard_normal(shape) + 0.5
+    return 0.3 * rng.standard_normal(shape)
 
-  return jax.tree_util.tree_map_with_path(draw, shapes_of(model, side))
+  return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def random_variables(model: nn.Module, *sides: int, seed: int = 0) -> dict[str, Any]:
+  """Variables of a model in float32."""
+  return jax.tree.map(np.float32, drawn(shapes_of(model, *sides), np.random.default_rng(seed)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def computed_by(model: nn.Module, variables: Any, images: Any, labels: Any) -> dict[str, Any]:
+  """Logits of an evaluation; logits, statistics, mean cross entropy and gradients of a training."""
+
+  def loss(params: Any) -> Any:
+    y, updated = model.apply(
+      variables | {"params": params}, images, train=True, mutable=["batch_stats"]
+    )
+    picked = jax.nn.log_softmax(y)[jnp.arange(len(labels)), labels]
+    return -picked.mean(), {"logits": y, "stats": updated["batch_stats"]}
+
+  (mean, found), grads = jax.value_and_grad(loss, has_aux=True)(variables["params"])
+  evaluated = model.apply(variables, images, train=False)
+  return found | {"evaluated": evaluated, "loss": mean, "grads": grads}
 
 
 def network(

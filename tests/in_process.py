@@ -5,7 +5,7 @@ import importlib
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 from absl import flags
@@ -35,10 +35,14 @@ def command(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
   name = f"jaxspeed.{module}"
   is_folder = hasattr(importlib.import_module(name), "__path__")
   main = importlib.import_module(f"{name}.__main__" if is_folder else name).main
+  return call(main, f"jaxspeed/{module}.py", *arguments)
+
+
+def call(main: Callable[[], None], *argv: str) -> subprocess.CompletedProcess[str]:
+  """A `main` with the words of a command line."""
   out, err, code = io.StringIO(), io.StringIO(), 0
-  argv = [f"jaxspeed/{module}.py", *arguments]
   streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
-  with fresh_flags(), mock.patch.object(sys, "argv", argv), streams[0], streams[1]:
+  with fresh_flags(), mock.patch.object(sys, "argv", [*argv]), streams[0], streams[1]:
     try:
       main()
     except SystemExit as error:

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from recipes import get_config
 from tolerances import assert_equal
-from toy import toy_arrays, toy_spec
+from toy import state_of, toy_arrays, toy_spec
 
-from jaxspeed.data.batch import Batch, seed_key
-from jaxspeed.steps.init import init_state
+from jaxspeed.data.batch import Batch
 from jaxspeed.steps.programs import on_mesh, step_of
 
 torch = pytest.importorskip("torch")
-from torch_nets import airbench_logits, arrays, drawn, nchw, tensors  # noqa: E402
+from torch_nets import airbench_logits, arrays, nchw, tensors  # noqa: E402
 
 # Steps multiply rounding, by norms of a few images and the maxima of pools: ends of runs that began
 # 1e-11 apart are up to 2e-9 apart.
@@ -35,20 +34,6 @@ def load(file, variant="", *, batch, **fields):
   return config
 
 
-def filled(shapes, seed):
-  """A state of these shapes: every parameter at random, no momentum, averages as the net is."""
-  model = {"params": shapes.params, "batch_stats": shapes.batch_stats}
-  model = drawn(model, np.random.default_rng(seed))
-  state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-  return state.replace(
-    **model,
-    key=seed_key(0),
-    ema=state.ema and model,
-    lookahead=state.lookahead and model,
-    proxy=shapes.proxy and filled(shapes.proxy, seed + 1),
-  )
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
   """Ours: the states before and after some steps, and the images and labels of these."""
@@ -62,19 +47,14 @@ class Run:
 def run(config, steps):
   spec = toy_spec(config)
   data = toy_arrays(config)
-  shapes = jax.eval_shape(on_mesh(init_state, spec), seed_key(0), data.train_images)
-  state = start = filled(shapes, seed=0)
+  state = start = state_of(spec)
   table, batch = spec.plan.table_in(np.float64), config.batch_size
   mean, std = np.array(config.data.mean), np.array(config.data.std)
   programs, batches = {}, []
   for step in range(steps):
     kind = spec.plan.kind_of(step)
     if kind not in programs:
-      # Half of the seconds would be the compiler's.
-      programs[kind] = jax.jit(
-        on_mesh(step_of(spec), spec, kind=kind),
-        compiler_options={"xla_backend_optimization_level": 0},
-      )
+      programs[kind] = jax.jit(on_mesh(step_of(spec), spec, kind=kind))
     rows = (np.arange(batch) + step * batch) % len(data.train_labels)
     part = Batch(data.train_images[rows], data.train_labels[rows], np.ones(batch, bool))
     state, _ = programs[kind](state, part, {name: column[step] for name, column in table.items()})

@@ -1,4 +1,4 @@
-"""A small net whose optimizer is followed in NumPy and in PyTorch, in float64."""
+"""A parameter or more of each kind, trained by an optimizer of ours and by one of PyTorch's."""
 
 import jax
 import jax.numpy as jnp
@@ -8,164 +8,131 @@ import pytest
 from tolerances import assert_equal
 
 from jaxspeed.config import fields as fields_lib
-from jaxspeed.models.layers.groups import groups_by_name
 from jaxspeed.optim.make import make_optimizer
 
 STEPS = 10
-RATES = list(np.interp(np.arange(STEPS), [0, 4, 9], [0.002, 0.03, 0.004]))
-# Trained for six steps, then frozen.
-WHITEN_BIAS = [0.03 * max(0.0, 1 - step / 6) for step in range(STEPS)]
-RENORMALIZE = [1, 1, 0, 1, 0, 0, 1, 1, 0, 0]
-# Rates apart, decays such that a step at the peak takes the same share from all weights: airbench.
-APART = dict(
-  momentum=0.85,
-  weight_decay=0.05,
-  bias_rate_factor=64.0,
-  bias_decay_factor=1 / 64,
-  head_rate_factor=2.8,
-  head_decay_factor=1 / 2.8,
-  scale_decay_factor=0.2,
-  whitening_bias_decay=0.3,
-)
+RATES = np.interp(np.arange(STEPS), [0, 4, 9], [0.02, 0.3, 0.04])
+COLUMNS = {
+  "learning_rate": RATES,
+  "whiten_bias_rate": [0.3 * max(0.0, 1 - step / 6) for step in range(STEPS)],  # 0 from the sixth
+  "renormalize": [1, 1, 0, 1, 0, 0, 1, 1, 0, 0],
+}
+SHAPES = {
+  "kernel": (4, 3, 3, 2),
+  "kernel 1x1": (12, 1, 1, 6),
+  "kernel io": (6, 30),
+  "scale": (4,),
+  "bias": (4,),
+  "embedding": (3, 4),
+  "head": (4, 5),
+  "head_bias": (5,),
+  "whiten_bias": (6,),
+  "frozen": (6, 3, 3, 2),
+}
+LABELS = {name: name.split()[0] for name in SHAPES}
 
 
 def random(shape, seed):
   return np.random.default_rng(seed).standard_normal(shape)
 
 
-def small_net():
-  shapes = {
-    "prep": {"conv": {"kernel": (4, 3, 3, 2)}, "norm": {"bias": (4,), "scale": (4,)}},
-    "layer1": {"conv": {"kernel": (6, 3, 3, 4)}},
-    "layer2": {"conv": {"kernel": (12, 1, 1, 6)}},
-    "layer3": {"kernel": (6, 30)},
-    "head": {"kernel": (4, 5), "bias": (5,)},
-    "whiten": {"kernel": (6, 3, 3, 2), "bias": (6,)},
-  }
-  leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
-  return jax.tree.unflatten(structure, [random(s, seed) for seed, s in enumerate(leaves)])
+def drawn(seed=0):
+  return {name: random(shape, 100 * seed + i) for i, (name, shape) in enumerate(SHAPES.items())}
 
 
-def gradients_of_step(step):
-  leaves, structure = jax.tree.flatten(small_net())
-  noise = [random(leaf.shape, 100 * (step + 1) + i) for i, leaf in enumerate(leaves)]
-  return jax.tree.unflatten(structure, noise)
+def gradients_of(step):
+  return drawn(step + 1)
 
 
-def make_config(whitening_bias_decay=1.0, bias_epochs=1.0, precision="float64", **changes):
+def make_config(bias_epochs=1.0, precision="float64", **changes):
   config = fields_lib.base()
   config.precision = precision
   config.optimizer.update(changes)
-  config.whitening.update(bias_epochs=bias_epochs, bias_decay_factor=whitening_bias_decay)
+  config.whitening.bias_epochs = bias_epochs
   return config
 
 
-def made(config, params=None):
-  return make_optimizer(config, groups_by_name(params or small_net()))
-
-
-def first_update(config, params, gradients, **extra):
+def first_update(optimizer, params, gradients, **row):
   """What a first step adds to the parameters."""
-  optimizer = made(config, params)
 
   @jax.jit
-  def update(gradients, params, extra):
-    return optimizer.update(gradients, optimizer.init(params), params, **extra)[0]
+  def update(gradients, params, row):
+    return optimizer.update(gradients, optimizer.init(params), params, **row)[0]
 
-  return update(gradients, params, jax.tree.map(jnp.float64, extra))
+  return update(gradients, params, jax.tree.map(jnp.float64, row))
 
 
-def trained(optimizer, rates=RATES, *, net=small_net, gradients=gradients_of_step, **columns):
-  """The parameters after a step at each of the rates, by name, and the optimizer's state.
-
-  `columns` are further ones of the plan's table.
-  """
-  params = jax.tree.map(jnp.asarray, net())
+def trained(optimizer, params=None, gradients=gradients_of, **columns):
+  """The parameters after a step with each row of a table, and the optimizer's state."""
+  params = jax.tree.map(jnp.asarray, params or drawn())
   state = optimizer.init(params)
 
   @jax.jit
-  def step(params, state, gradients, extra):
-    updates, state = optimizer.update(gradients, state, params, **extra)
+  def step(params, state, gradients, row):
+    updates, state = optimizer.update(gradients, state, params, **row)
     return optax.apply_updates(params, updates), state
 
-  table = {"learning_rate": rates, "whiten_bias_rate": WHITEN_BIAS, "renormalize": RENORMALIZE}
-  table = {name: np.resize(values, len(rates)) for name, values in (table | columns).items()}
-  for number in range(len(rates)):
-    extra = {name: jnp.float64(values[number]) for name, values in table.items()}
-    params, state = step(params, state, gradients(number), extra)
-  return named(params), state
+  table = COLUMNS | columns
+  for number in range(len(table["learning_rate"])):
+    row = {name: jnp.float64(column[number]) for name, column in table.items()}
+    params, state = step(params, state, gradients(number), row)
+  return params, state
 
 
-def named(tree):
-  return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-
-
-def rate_and_decay(config):
-  """The rate and the decay of a parameter in a step, of SGD and beside Muon; None if it rests."""
-  fields, decay = config.optimizer, config.optimizer.weight_decay
-
-  def group(name, step, rate):
-    if "whiten" in name:
-      return (
-        (WHITEN_BIAS[step], decay * config.whitening.bias_decay_factor) if "bias" in name else None
-      )
-    if "head" in name:
-      return rate * fields.head_rate_factor, decay * fields.head_decay_factor
-    if "bias" in name or ("scale" in name and fields.name == "muon"):
-      return rate * fields.bias_rate_factor, decay * fields.bias_decay_factor
-    return rate, decay * fields.scale_decay_factor if "scale" in name else decay
-
-  return group
-
-
-def torch_trained(make, group, rates=RATES, *, momenta=None, change=None, muon=None):
-  """`trained` with an optimizer of torch, which has a group for each parameter.
-
-  Args:
-    make: makes the optimizer from the groups.
-    group: the rate and the decay of a parameter by its name, the step and the rate; None if it
-      is not trained.
-    rates: the rates.
-    momenta: the momentum of each step.
-    change: may change the gradients of the named weights.
-    muon: makes what trains the kernels in place of the optimizer (`torch_muon`).
-  """
-  torch = pytest.importorskip("torch")
-  weights = {
-    name: torch.tensor(x, requires_grad=True)
-    for name, x in named(small_net()).items()
-    if group(name, 0, 1.0)
-  }
-  kernels = [n for n in weights if muon and "kernel" in n and "head" not in n]
-  optimizer = make([{"params": [w], "name": n} for n, w in weights.items() if n not in kernels])
-  other = muon and muon([weights[name] for name in kernels])
-  for step, rate in enumerate(rates):
-    gradients = named(gradients_of_step(step))
-    for name, weight in weights.items():
-      weight.grad = torch.tensor(gradients[name])
-    if change:
-      change(weights)
-    for each in optimizer.param_groups:
-      each["lr"], each["weight_decay"] = group(each["name"], step, rate)
-      if momenta is not None:
-        each["momentum"] = momenta[step]
-    optimizer.step()
-    if other:
-      other.step(rate, renormalize=RENORMALIZE[step])
-  return {name: weight.detach().numpy() for name, weight in weights.items()}
-
-
-def torch_sgd(config):
-  torch = pytest.importorskip("torch")
-  fields = config.optimizer
-  return lambda groups: torch.optim.SGD(
-    groups, lr=1.0, momentum=fields.momentum, nesterov=fields.nesterov
-  )
+def made(config):
+  return make_optimizer(config, LABELS)
 
 
 def assert_same(params, expected):
-  """Named parameters are those expected, and the bits of all others have not changed."""
+  """Parameters are those expected, and the bits of all others have not changed."""
   assert_equal({name: params[name] for name in expected}, expected)
-  for name, first in named(small_net()).items():
+  for name, first in drawn().items():
     if name not in expected:
       np.testing.assert_array_equal(np.asarray(params[name]).view(np.uint64), first.view(np.uint64))
+
+
+def torch_trained(config, groups, *, momenta=None, change=lambda weights: None):
+  """`trained` with SGD or AdamW of torch, and with Muon's published form for kernels.
+
+  Args:
+    config: the optimizer's numbers.
+    groups: the factor on the rate and the decay by label; None: not trained.
+    momenta: the momentum of each step.
+    change: may change the gradients of the named weights.
+  """
+  torch = pytest.importorskip("torch")
+  from torch_nets import Muon
+
+  fields, own, others = config.optimizer, [], []
+  params = {n: torch.tensor(x, requires_grad=True) for n, x in drawn().items() if groups[LABELS[n]]}
+  for name, weight in params.items():
+    is_own = fields.name == "muon" and LABELS[name] == "kernel"
+    (own if is_own else others).append({"params": [weight], "label": LABELS[name]})
+  if fields.name == "adamw":
+    parts = dict(lr=1.0, betas=(fields.b1, fields.b2), eps=fields.epsilon)
+    optimizer = torch.optim.AdamW(others, **parts)
+  else:
+    parts = dict(lr=1.0, momentum=fields.momentum, nesterov=fields.nesterov)
+    optimizer = torch.optim.SGD(others, **parts)
+  muon = Muon(
+    [group["params"][0] for group in own],
+    momentum=fields.muon_momentum,
+    nesterov=fields.nesterov,
+    coefficients=fields.muon_coefficients,
+    epsilon=fields.muon_epsilon,
+    decay=fields.muon_decay,
+  )
+  for step, rate in enumerate(RATES):
+    for name, gradient in gradients_of(step).items():
+      if name in params:
+        params[name].grad = torch.tensor(gradient)
+    change(params)
+    for group in optimizer.param_groups:
+      factor, group["weight_decay"] = groups[group["label"]]
+      is_whiten = group["label"] == "whiten_bias"
+      group["lr"] = COLUMNS["whiten_bias_rate"][step] if is_whiten else factor * rate
+      if momenta is not None:
+        group["momentum"] = momenta[step]
+    optimizer.step()
+    muon.step(rate, renormalize=COLUMNS["renormalize"][step])
+  return {name: weight.detach().numpy() for name, weight in params.items()}

@@ -7,16 +7,8 @@ from toy import inputs_of, toy_config, toy_spec
 
 from jaxspeed.steps.programs import batch_step
 
-RESNET = dict(
-  name="resnet",
-  depth=18,
-  width=4,
-  zero_init=False,
-  blurpool=False,
-  head_init="normal",
-  ghost_splits=1,
-  norm_momentum=0.9,
-)
+RESNET = dict(name="resnet", depth=18, width=4, zero_init=False, blurpool=False)
+RESNET |= dict(head_init="normal", ghost_splits=1, norm_momentum=0.9)
 
 
 def make_spec(freeze, devices=1, model=RESNET, **fields):

@@ -77,11 +77,7 @@ def floors_of(graph: dict[str, set[str]]) -> dict[str, int]:
   return floors
 
 
-def test_no_circle_between_files():
-  assert max(floors_of(imports_of_files()).values()) > 1
-
-
-def test_no_circle_between_rooms_and_no_more_floors_than_documented():
+def test_no_circle_between_rooms_or_files_and_no_more_floors_than_documented():
   rows = re.findall(r"^\| (\d) \| (.+?) \|", (ROOT / "docs/architecture.md").read_text(), re.M)
   documented = {
     name.removesuffix(".py").rstrip("/").replace("/", "."): int(floor)
@@ -89,6 +85,7 @@ def test_no_circle_between_rooms_and_no_more_floors_than_documented():
     for name in re.findall("`(.+?)`", names)
   }
   assert documented == floors_of(imports_of_rooms()) and max(documented.values()) <= FLOORS
+  floors_of(imports_of_files())
 
 
 def test_the_top_holds_commands_that_nothing_imports_and_the_ground():
@@ -96,12 +93,8 @@ def test_the_top_holds_commands_that_nothing_imports_and_the_ground():
   commands = {n for n in at_top if '__name__ == "__main__"' in (PACKAGE / f"{n}.py").read_text()}
   assert at_top - commands == GROUND
   commands |= {name for name in imports_of_files() if name.endswith(".__main__")}
-  imported = {name: others & commands for name, others in imports_of_files().items()}
-  assert {name: others for name, others in imported.items() if others} == {}
-
-
-def test_a_run_knows_feeds_by_their_protocol():
-  """Only the table of feeds names them (`feeds.protocol`)."""
+  assert {name for name, others in imports_of_files().items() if others & commands} == set()
+  # Only the table of feeds names them (`feeds.protocol`).
   feeds = {"feeds.resident", "feeds.stream"}
   importing = {name for name, others in imports_of_files().items() if others & feeds}
   assert {name for name in importing if room_of(name) == "run"} == {"run.setup"}

@@ -5,11 +5,11 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
 import numpy as np
-import pytest
 from exported import NAMES, network, photographs, spread
 from PIL import Image
 
@@ -33,42 +33,30 @@ for block in json.loads(sys.argv[1]):
 NEEDS = {"onnxruntime": "onnxruntime", "JAX": "jax", "torchvision": "torch"}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-  """A folder with the files that the page names, and the probabilities of its image."""
-  folder = tmp_path_factory.mktemp("served")
-  photo = photographs(80, count=1)[0]
-  Image.fromarray(photo).save(folder / "cat.png")
-  (folder / "cat.png").rename(folder / "cat.jpg")  # lossless: all see the same pixels
-  made = network(ResNet(depth=18, classes=10), 64)
-  made.facts["resize"] = 72
-  prepare = re.search(r"^```python\n# prepare.py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-  (folder / "prepare.py").write_text(prepare[1])
-  spec = importlib.util.spec_from_file_location("prepare", folder / "prepare.py")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  image = module.prepare(folder / "cat.jpg", 64, 72)
-  assert image.shape == (64, 64, 3) and image.dtype == np.uint8
-  made, expected = spread(made, image[None])
-  formats = ["stablehlo", "safetensors"]
-  if importlib.util.find_spec("onnx"):
-    formats.append("onnx")
-  for name in formats:
-    write_network(folder / f"model.{name}", made, file_format=name)
-  return folder, expected[0]
-
-
-def test_the_programs_of_the_page_say_the_same(served):
-  folder, expected = served
+def test_the_programs_of_the_page_say_the_same(tmp_path):
   blocks = dict(BLOCK.findall(PAGE.read_text()))
   assert set(NEEDS) == set(blocks)
   there = [name for name, needs in NEEDS.items() if importlib.util.find_spec(needs)]
-  if not (folder / "model.onnx").exists() and "onnxruntime" in there:
-    there.remove("onnxruntime")
+  formats = ["stablehlo", "safetensors", "onnx"]
+  if not importlib.util.find_spec("onnx"):
+    formats.remove("onnx")
+    there = [name for name in there if name != "onnxruntime"]
+  photo = photographs(80, count=1)[0]
+  Image.fromarray(photo).save(tmp_path / "cat.png")
+  (tmp_path / "cat.png").rename(tmp_path / "cat.jpg")  # lossless: all see the same pixels
+  made = network(ResNet(depth=18, classes=10), 64)
+  made.facts["resize"] = 72
+  prepare = re.search(r"^```python\n# prepare.py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+  (tmp_path / "prepare.py").write_text(prepare[1])
+  image = runpy.run_path(str(tmp_path / "prepare.py"))["prepare"](tmp_path / "cat.jpg", 64, 72)
+  assert image.shape == (64, 64, 3) and image.dtype == np.uint8
+  made, (expected,) = spread(made, image[None])
+  for name in formats:
+    write_network(tmp_path / f"model.{name}", made, file_format=name)
   runner = RUNNER.format(tests=str(pathlib.Path(__file__).parent))
   done = subprocess.run(
     [sys.executable, "-c", runner, json.dumps([blocks[name] for name in there])],
-    cwd=folder,
+    cwd=tmp_path,
     env=os.environ | {"PYTHONUTF8": "1", "JAX_NUM_CPU_DEVICES": "1"},
     capture_output=True,
     text=True,

@@ -1,16 +1,21 @@
-"""docs/step.md: its code computes the package's own steps, in float64."""
+"""docs/step.md: its code computes the package's own steps, in float64; how long those are."""
 
+import collections
+import functools
 import pathlib
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from tolerances import EQUAL, assert_equal
-from toy import load_recipe, toy_arrays, toy_spec
+from toy import inputs_of, load_recipe, toy_arrays, toy_spec
 
 from jaxspeed.data.batch import epoch_order, seed_key, take_batch
+from jaxspeed.devices.mesh import AXIS
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.train_step import train_step
@@ -33,7 +38,6 @@ def page():
 
 
 @pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
 def test_three_steps_of_the_page_are_those_of_the_recipe():
   """The whitening bias is trained in the first; lookahead pulls after the second and the last."""
   config = load_recipe("cifar10_airbench.py", "94")
@@ -55,7 +59,7 @@ def test_three_steps_of_the_page_are_those_of_the_recipe():
   momenta = jax.tree.map(jnp.zeros_like, state.params)
   slow = (state.params, state.batch_stats)
   theirs = (state.params, state.batch_stats, momenta, slow)
-  step = jax.jit(names["step"], compiler_options={"xla_backend_optimization_level": 0})
+  step = jax.jit(names["step"])
   for number in range(first, STEPS):
     epoch, begins = number // EPOCH_STEPS, number % EPOCH_STEPS * BATCH
     ours_order = epoch_order(seed, epoch, images, flip="alternating")
@@ -69,13 +73,42 @@ def test_three_steps_of_the_page_are_those_of_the_recipe():
     )
     with jax.numpy_dtype_promotion("standard"):
       theirs = step(theirs, key, number, batch.image, batch.label, flip[rows])
-    ours = jax.jit(
-      on_mesh(train_step, spec, kind=spec.plan.kind_of(number)),
-      compiler_options={"xla_backend_optimization_level": 0},
-    )
+    ours = jax.jit(on_mesh(train_step, spec, kind=spec.plan.kind_of(number)))
     state, _ = ours(state, batch, {name: column[number] for name, column in table.items()})
   assert_equal(
     jax.device_get((state.params, state.batch_stats)), jax.device_get(theirs[:2]), TOLERANCE
   )
   moved = state.params["whiten"]["bias"] != slow[0]["whiten"]["bias"]
   assert moved.any()
+
+
+def test_a_step_is_found_in_twelve_files_and_seven_hundred_lines():
+  config = load_recipe("cifar10_airbench.py", "94")
+  config.update(precision="float32")
+  config.model.layers = "plain"
+  spec = toy_spec(config)
+  carry, batch, table = inputs_of(spec)
+  row = {name: column[0] for name, column in table.items()}
+  step = functools.partial(train_step, spec=spec, kind=spec.plan.kind_of(0))
+  on_device = jax.shard_map(
+    step, mesh=spec.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(), check_vma=False
+  )
+  package, executed = str(PAGE.parents[1] / "jaxspeed"), collections.defaultdict(set)
+
+  def trace(frame, event, _):
+    if not frame.f_code.co_filename.startswith(package):
+      return None
+    if event == "line":
+      executed[frame.f_code.co_filename.removeprefix(package)].add(frame.f_lineno)
+    return trace
+
+  jax.clear_caches()  # or what was traced before would not be traced again
+  before = sys.gettrace()
+  sys.settrace(trace)
+  try:
+    jax.eval_shape(on_device, carry.state, batch.replace(flip=batch.mask), row)
+  finally:
+    sys.settrace(before)
+  lines = {file: len(numbers) for file, numbers in executed.items()}
+  assert {"/steps/train_step.py", "/models/layers/plain.py"} <= lines.keys()
+  assert len(lines) <= 12 and 400 < sum(lines.values()) <= 700, lines

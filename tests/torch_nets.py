@@ -1,7 +1,7 @@
-"""The published CIFAR-10 nets in PyTorch, on trees of tensors under our names.
+"""Published nets in PyTorch: CIFAR-10's on trees of tensors under our names, timm's ViT; and Muon.
 
 From KellerJordan/cifar10-airbench, hiverge/cifar10-speedrun, tysam-code/hlb-CIFAR10 and
-davidcpage/cifar10-fast; parameters are laid out as ours are, kernels OHWI.
+davidcpage/cifar10-fast: parameters are laid out as ours are, kernels OHWI.
 """
 
 import math
@@ -18,21 +18,6 @@ functional = torch.nn.functional
 def tensors(tree: Any, *, gradients: bool = False) -> Any:
   """A tree of arrays as one of tensors of their own."""
   return jax.tree.map(lambda x: torch.tensor(np.array(x), requires_grad=gradients), tree)
-
-
-def drawn(shapes: Any, rng: np.random.Generator) -> Any:
-  """Random variables of these shapes, none of them at its initial value."""
-
-  def draw(path, leaf):
-    name = path[-1].key
-    if name == "kernel":
-      fan_in = math.prod(leaf.shape[1:]) if leaf.ndim == 4 else leaf.shape[0]
-      return rng.standard_normal(leaf.shape) / fan_in**0.5
-    if name == "var":
-      return rng.uniform(0.5, 1.5, leaf.shape)
-    return 0.2 * rng.standard_normal(leaf.shape) + (name == "scale")
-
-  return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def arrays(tree: Any) -> Any:
@@ -129,3 +114,85 @@ def resnet9_logits(model, params, stats, x, *, train):
   x = x + block(block(x, "layer3_residual1", 8), "layer3_residual2", 8)
   x = functional.max_pool2d(x, x.shape[-1]).flatten(1)
   return x @ params["head"]["kernel"] * model.head_scale
+
+
+def orthogonal(u, coefficients, epsilon=1e-7):
+  """The published iteration on one matrix, without stack and padding."""
+  a, b, c = coefficients
+  x = u / (torch.linalg.norm(u) + epsilon)
+  x = x.T if u.shape[0] > u.shape[1] else x
+  for _ in range(3):
+    gram = x @ x.T
+    x = a * x + (b * gram + c * gram @ gram) @ x
+  return x.T if u.shape[0] > u.shape[1] else x
+
+
+class Muon:
+  """Muon on filters OHWI, whose matrices have rows of i, h and w, and on kernels [i, o]."""
+
+  def __init__(self, filters, *, momentum, coefficients, epsilon, decay=0.0, nesterov=True):
+    self.filters, self.momentum, self.decay = filters, momentum, decay
+    self.iteration, self.nesterov = (coefficients, epsilon), nesterov
+    self.buffers = [torch.zeros_like(w) for w in filters]
+
+  def step(self, rate, *, renormalize=True):
+    with torch.no_grad():
+      for w, buffer in zip(self.filters, self.buffers, strict=True):
+        buffer.mul_(self.momentum).add_(w.grad)
+        update = w.grad + self.momentum * buffer if self.nesterov else buffer
+        order = (1, 0) if w.ndim == 2 else (0, 3, 1, 2)
+        rows = update.permute(order)
+        if renormalize:
+          w.mul_(len(rows) ** 0.5 / torch.linalg.norm(w))
+        u = orthogonal(rows.reshape(len(rows), -1), *self.iteration).reshape(rows.shape)
+        back = (1, 0) if w.ndim == 2 else (0, 2, 3, 1)
+        w.sub_(rate * u.permute(back)).mul_(1 - rate * self.decay)
+        w.grad = None
+
+
+def vit_logits(state, images, heads):
+  """timm's vision transformer; without a token, the plain baseline of Beyer et al. 2022.
+
+  Logits of images [n, 3, h, w], whose pixels beyond whole patches are left out.
+  """
+
+  def linear(name, x):
+    return functional.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
+
+  def norm(name, x):
+    weights = state[f"{name}.weight"], state[f"{name}.bias"]
+    return functional.layer_norm(x, x.shape[-1:], *weights, eps=1e-6)
+
+  def positions(rows, columns, width):
+    quarter = width // 4
+    omega = [10_000.0 ** (-i / (quarter - 1)) for i in range(quarter)]
+    places = [(row, column) for row in range(rows) for column in range(columns)]
+    return torch.tensor(
+      [
+        [f(at * w) for at in (x, y) for f in (math.sin, math.cos) for w in omega] for y, x in places
+      ],
+      dtype=torch.float64,
+    )
+
+  weight = state["patch_embed.proj.weight"]
+  x = functional.conv2d(images, weight, state["patch_embed.proj.bias"], stride=weight.shape[-1])
+  (n, width, rows, columns), x = x.shape, x.flatten(2).transpose(1, 2)
+  timms = "cls_token" in state
+  if timms:
+    x = torch.cat([state["cls_token"].expand(n, -1, -1), x], dim=1) + state["pos_embed"]
+  else:
+    x = x + positions(rows, columns, width)
+  for block in range(sum(name.endswith("norm1.bias") for name in state)):
+    prefix = f"blocks.{block}"
+    qkv = linear(f"{prefix}.attn.qkv", norm(f"{prefix}.norm1", x))
+    q, k, v = qkv.reshape(n, -1, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+    y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, -1, width)
+    x = x + linear(f"{prefix}.attn.proj", y)
+    y = linear(f"{prefix}.mlp.fc1", norm(f"{prefix}.norm2", x))
+    y = functional.gelu(y, approximate="none" if timms else "tanh")
+    x = x + linear(f"{prefix}.mlp.fc2", y)
+  x = norm("norm", x)
+  x = x[:, 0] if timms else x.mean(1)
+  if "pre_logits.fc.weight" in state:
+    x = torch.tanh(linear("pre_logits.fc", x))
+  return linear("head", x)

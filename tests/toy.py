@@ -103,12 +103,9 @@ def toy_spec(config: ConfigDict, devices: int = 1) -> TrainSpec:
   return make_train_spec(config, make_plan(config, devices=devices), mesh_lib.make_mesh(devices))
 
 
-def inputs_of(spec):
-  """A carry of random weights and statistics, some of them -0.0; a batch; and the plan's table."""
-  size = spec.config.data.image_size
-  images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8)
-  shapes = jax.eval_shape(on_mesh(init_state, spec), jax.eval_shape(lambda: seed_key(0)), images)
-  random = np.random.default_rng(0)
+def drawn_state(shapes, seed=0):
+  """A state of these shapes: random weights and statistics, some -0.0, and nothing of a run yet."""
+  random = np.random.default_rng(seed)
 
   def draw(shape):
     drawn = random.normal(0, 0.3, shape.shape).astype(shape.dtype)
@@ -116,15 +113,28 @@ def inputs_of(spec):
 
   params = jax.tree.map(draw, shapes.params)
   stats = jax.tree.map(lambda x: abs(draw(x)) + np.asarray(0.5, x.dtype), shapes.batch_stats)
-  state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes).replace(
+  return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes).replace(
     key=np.asarray(seed_key(0)),
     params=params,
     batch_stats=stats,
     ema=shapes.ema and variables_of(params, stats),
     lookahead=shapes.lookahead and variables_of(params, stats),
-    loss_scale=shapes.loss_scale and LossScale.create(spec.config.loss_scale),
+    proxy=shapes.proxy and drawn_state(shapes.proxy, seed + 1),
   )
-  carry = Carry(state, MetricSums.zero(spec.accumulation))
+
+
+def state_of(spec):
+  size = spec.config.data.image_size
+  images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.uint8)
+  key = jax.eval_shape(lambda: seed_key(0))
+  state = drawn_state(jax.eval_shape(on_mesh(init_state, spec), key, images))
+  return state.replace(loss_scale=state.loss_scale and LossScale.create(spec.config.loss_scale))
+
+
+def inputs_of(spec):
+  """A carry of random weights and statistics; a batch; and the plan's table."""
+  random, size = np.random.default_rng(0), spec.config.data.image_size
+  carry = Carry(state_of(spec), MetricSums.zero(spec.accumulation))
   count = spec.plan.phases[0].batch_size
   batch = Batch(
     image=random.integers(0, 256, (count, size, size, 3)).astype(np.uint8),

@@ -89,33 +89,23 @@ def muon_groups(bias_lr, head_lr, wd):
   return {"head": (head_lr, wd / head_lr), "whiten": bias, "bias": bias}
 
 
-def to_007(step, total):
-  warmup = int(total * 0.23)
-  return np.interp(step, [0, warmup, total], [0.2, 1, 0.07])
-
-
-def to_0(step, total):
-  warmup = int(total * 0.1)
-  return np.interp(step, [0, warmup, total], [0.2, 1, 0])
+def rising(first, warmup, last):
+  return lambda step, total: np.interp(step, [0, int(total * warmup), total], [first, 1, last])
 
 
 def falling(step, total):
   return 1 - step / total
 
 
-def from_0(step, total):
-  return np.interp(step, [0, 133, total], [0, 1, 0.07])
-
-
 HLB_DECAY = 6.687e-4 * 1024
 # Groups of torch.optim.SGD; by how much the gradient of its loss is larger than that of the mean
 # (a sum over so many examples, in hlb half of it); its schedule.
 PYTORCH = {
-  "cifar10_airbench:94": (airbench_groups(11.5, 0.0153), 1024, to_007),
+  "cifar10_airbench:94": (airbench_groups(11.5, 0.0153), 1024, rising(0.2, 0.23, 0.07)),
   "cifar10_airbench:94_muon": (muon_groups(0.053, 0.67, 2e-6 * 2000), 2000, falling),
-  "cifar10_airbench:95": (airbench_groups(10.0, 0.0153), 1024, to_007),
-  "cifar10_airbench:96": (airbench_groups(9.0, 0.012), 1024, to_0),
-  "cifar10_airbench:96_faster": (airbench_groups(9.0, 0.012), 512, to_0),
+  "cifar10_airbench:95": (airbench_groups(10.0, 0.0153), 1024, rising(0.2, 0.23, 0.07)),
+  "cifar10_airbench:96": (airbench_groups(9.0, 0.012), 1024, rising(0.2, 0.1, 0)),
+  "cifar10_airbench:96_faster": (airbench_groups(9.0, 0.012), 512, rising(0.2, 0.1, 0)),
   "cifar10": (muon_groups(0.0573, 0.5415, 1.0418e-6 * 1536), 1536, falling),
   "cifar10_hlb": (
     {
@@ -124,7 +114,7 @@ PYTORCH = {
       "bias": (1.525 * 64 / 512, HLB_DECAY / 64),
     },
     1024 * 512 / 1024,
-    from_0,
+    rising(0, 0.23, 0.07),
   ),
 }
 MUON_RATE = {"cifar10_airbench:94_muon": 0.24, "cifar10": 0.205}

@@ -1,8 +1,9 @@
-"""Every recipe: it parses, plans, and its steps can be traced."""
+"""Every recipe parses, plans and traces; the shipped sweeps have their jobs."""
 
 import jax
 import numpy as np
 import pytest
+from commands import ROOT
 from recipes import AIRBENCH, EVERY, LADDER, get_config, get_named, recipe
 from toy import toy_spec
 
@@ -11,6 +12,7 @@ from jaxspeed.config import fields as fields_lib
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.data.batch import Batch
 from jaxspeed.errors import UserError
+from jaxspeed.launch.run import load_sweep
 from jaxspeed.planning.make import make_plan
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
@@ -45,11 +47,8 @@ def test_without_a_variant_there_is_a_default_and_one_that_is_not_there_is_refus
   "named",
   [
     "cifar10",
-    "cifar10_airbench:94",
     "cifar10_airbench:96_faster",
     "cifar10_hlb",
-    "cifar10_resnet9:baseline",
-    "cifar10_resnet9:flip_tta",
     "imagenet_lars:65536",
     "imagenet_vit:90",
     "smoke_imagenet",
@@ -67,9 +66,6 @@ def test_a_recipes_steps_can_be_traced(named):
   key = jax.ShapeDtypeStruct((2,), np.uint32)
   state = jax.eval_shape(on_mesh(init_state, spec), key, images)
   kinds = {plan.kind_of(number) for number in range(plan.total_steps)}
-  assert any(kind.cutmix for kind in kinds) is (config.augment.cutmix > 0)
-  assert any(kind.whiten_bias for kind in kinds) is (config.whitening.bias_epochs > 0)
-  assert any(kind.proxy_learns for kind in kinds) is (config.proxy.keep > 0)
   for kind in kinds:
     carry, loss = jax.eval_shape(
       batch_step(spec, kind),
@@ -80,3 +76,22 @@ def test_a_recipes_steps_can_be_traced(named):
     assert loss.shape == ()
     for old, new in zip(*map(jax.tree.leaves, (state, carry.state)), strict=True):
       assert (old.shape, old.dtype) == (new.shape, new.dtype)
+
+
+FOLDER = ROOT / "configs" / "sweeps"
+JOBS = {"cifar10_lr_batch": 36, "record_seeds": 10, "imagenet18_machines": 5}
+
+
+def test_a_sweep_has_its_jobs_seeds_and_nodes(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  # Leaving the block of the run checks every job.
+  scripts = {path.stem: [*load_sweep(str(path)).scripts().values()] for path in FOLDER.glob("*.py")}
+  assert {name: len(jobs) for name, jobs in scripts.items()} == JOBS
+  assert all("jaxspeed.train" in text for jobs in scripts.values() for text in jobs)
+  words = " ".join(scripts["record_seeds"]).split()
+  firsts = [int(word.partition("=")[2]) for word in words if "config.seed=" in word]
+  assert {first + i for first in firsts for i in range(10)} == set(range(100))
+  assert words.count("--config.runs=10") == 10
+  for text in scripts["imagenet18_machines"]:
+    machines = text.partition("configs/imagenet18.py:")[2].split()[0]
+    assert f"#SBATCH --nodes={machines}\n" in text and "#SBATCH --gpus-per-node=8\n" in text

@@ -52,16 +52,6 @@ def test_a_recipe_has_the_fields_of_its_source(named):
   assert fields["data.std"] == pytest.approx([255 * x for x in (0.229, 0.224, 0.225)])
 
 
-@pytest.mark.parametrize("named", GPUS)
-def test_a_recipe_has_a_plan_for_its_gpus(named):
-  plan = make_plan(get_named(named), devices=GPUS[named])
-  assert plan.streams and plan.epoch_of(plan.total_steps - 1)[0] == plan.epochs - 1
-  # One program for each shape, for each evaluation, and the first state.
-  shapes = {(phase.image_size, phase.batch_size) for phase in plan.phases}
-  evaluated = {(phase.eval_mode == "rect", phase.eval_size) for phase in plan.phases}
-  assert len(plan.programs()) == 1 + len(shapes) + len(evaluated)
-
-
 # Epochs, and the phases of the originals. Of data: first epoch, pixels, images a GPU, short side of
 # the copies (0: originals), least scale. Of rates: epochs and rates; one number is a constant.
 IMAGENET18 = {

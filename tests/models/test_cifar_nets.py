@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from exported import computed_by, drawn, shapes_of
 from tolerances import assert_equal
 
 from jaxspeed.models import airbench
@@ -14,18 +15,12 @@ from jaxspeed.models.layers.whiten import whitening_kernel
 from jaxspeed.models.resnet9 import ResNet9
 
 torch = pytest.importorskip("torch")
-from torch_nets import (  # noqa: E402 (it needs torch)
-  airbench_logits,
-  arrays,
-  drawn,
-  nchw,
-  resnet9_logits,
-  tensors,
-)
+import torch_nets as nets  # noqa: E402 (it needs torch)
+from torch_nets import arrays, nchw, tensors  # noqa: E402
 
 functional = torch.nn.functional
 
-pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
+pytestmark = pytest.mark.equivalence
 
 Wide = functools.partial(Airbench, widths=(8, 16, 16), dtype=jnp.float64)
 Nine = functools.partial(ResNet9, width=8, dtype=jnp.float64)
@@ -47,43 +42,28 @@ NETS = {
 
 def logits_of_torch(model, params, stats, x, *, train):
   if isinstance(model, Airbench):
-    return airbench_logits(model, params, stats, x, train=train)
-  return resnet9_logits(model, params, [stats], x, train=train)
+    return nets.airbench_logits(model, params, stats, x, train=train)
+  return nets.resnet9_logits(model, params, [stats], x, train=train)
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_net_its_gradients_and_its_statistics_are_the_published_ones(name):
   model, rng, labels = NETS[name], np.random.default_rng(0), np.arange(12) % 10
   images = rng.standard_normal((12, 16, 16, 3))
-  init = functools.partial(model.init, train=False)
-  variables = drawn(jax.eval_shape(init, jax.random.key(0), images), rng)
-
-  def loss(params):
-    logits, updated = model.apply(
-      variables | {"params": params}, images, train=True, mutable=["batch_stats"]
-    )
-    picked = jax.nn.log_softmax(logits)[np.arange(12), labels]
-    return -picked.sum(), (logits, updated["batch_stats"])
-
-  @jax.jit
-  def run(params):
-    return jax.grad(loss, has_aux=True)(params), model.apply(variables, images, train=False)
-
-  (grads, (logits, stats)), evaluated = run(variables["params"])
-  weights, their_stats = (
-    tensors(variables["params"], gradients=True),
-    tensors(variables["batch_stats"]),
-  )
-  theirs = logits_of_torch(model, weights, their_stats, nchw(images), train=False)
-  assert_equal(evaluated, theirs.detach().numpy())
-  theirs = logits_of_torch(model, weights, their_stats, nchw(images), train=True)
-  functional.cross_entropy(theirs, torch.tensor(labels), reduction="sum").backward()
-  assert_equal(logits, theirs.detach().numpy())
-  assert_equal(stats, arrays(their_stats))
-  if "whiten" in grads:
-    assert not np.asarray(grads["whiten"].pop("kernel")).any()
+  variables = drawn(shapes_of(model, 16, dtype=np.float64), rng)
+  ours = computed_by(model, variables, images, labels)
+  weights = tensors(variables["params"], gradients=True)
+  stats = tensors(variables["batch_stats"])
+  logits = logits_of_torch(model, weights, stats, nchw(images), train=False)
+  assert_equal(ours["evaluated"], logits.detach().numpy())
+  logits = logits_of_torch(model, weights, stats, nchw(images), train=True)
+  functional.cross_entropy(logits, torch.tensor(labels)).backward()
+  assert_equal(ours["logits"], logits.detach().numpy())
+  assert_equal(ours["stats"], arrays(stats))
+  if "whiten" in ours["grads"]:
+    assert not np.asarray(ours["grads"]["whiten"].pop("kernel")).any()
     del weights["whiten"]["kernel"]
-  assert_equal(grads, arrays(jax.tree.map(lambda x: x.grad, weights)))
+  assert_equal(ours["grads"], arrays(jax.tree.map(lambda x: x.grad, weights)))
 
 
 @pytest.mark.parametrize("shape", [(64, 3, 3, 24), (16, 3, 3, 16), (16, 3, 3, 24)])
@@ -99,22 +79,18 @@ def test_dirac_init_passes_the_first_channels_on(shape):
     assert rest.std() == pytest.approx(bound / 3**0.5, rel=0.02)
 
 
-def test_dirac_added_init_keeps_mean_and_spread_and_passes_channels_on():
+def test_dirac_added_init_keeps_mean_and_spread_and_the_head_starts_with_a_spread_of_one():
   key, shape = jax.random.key(1), (64, 3, 3, 24)
   plain = np.asarray(airbench.conv_init(key, shape, np.float64))
   kernel = np.asarray(airbench.dirac_added_init(key, shape, np.float64))
-  assert kernel.mean() == pytest.approx(plain.mean(), abs=1e-11)
-  assert kernel.std() == pytest.approx(plain.std(), rel=1e-11)
+  assert (kernel.mean(), kernel.std()) == pytest.approx((plain.mean(), plain.std()), abs=1e-11)
   # What was added is 1 in the middle of 24 filters, before the spread is brought back.
   factor = plain.std() / (plain + np.asarray(airbench.dirac(shape))).std()
   added = (kernel - plain * factor)[np.arange(24), 1, 1, np.arange(24)]
   np.testing.assert_allclose(added, factor, atol=0.01)
-
-
-def test_the_head_starts_with_a_spread_of_one():
-  kernel = np.asarray(airbench.unit_std_init(jax.random.key(0), (256, 10), np.float64))
-  assert kernel.std(ddof=1) == pytest.approx(1, rel=1e-11)
-  assert np.abs(kernel).max() < 1.8  # uniform: sqrt(3)
+  head = np.asarray(airbench.unit_std_init(key, (256, 10), np.float64))
+  assert head.std(ddof=1) == pytest.approx(1, rel=1e-11)
+  assert np.abs(head).max() < 1.8  # uniform: sqrt(3)
 
 
 @pytest.mark.parametrize("whiten_bias", ["none", "zero", "uniform"])
@@ -124,10 +100,8 @@ def test_the_whitening_bias_starts_as_published(whiten_bias):
   whiten = init(jax.random.key(0), np.zeros((1, 16, 16, 3)))["params"]["whiten"]
   assert ("bias" in whiten) is (whiten_bias != "none")
   bias = np.asarray(whiten.get("bias", 0))
-  if whiten_bias == "uniform":
-    assert 0.2 < np.abs(bias).max() <= 12**-0.5 and bias.min() < 0 < bias.max()
-  else:
-    assert not bias.any()
+  assert np.abs(bias).max() <= (12**-0.5 if whiten_bias == "uniform" else 0)
+  assert whiten_bias != "uniform" or bias.min() < -0.2 or bias.max() > 0.2
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """ResNets and their layers against PyTorch, in float64 where they are equal."""
 
+import collections
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exported import shapes_of
+from exported import computed_by, drawn, shapes_of
 from tolerances import assert_equal
 
 from jaxspeed.models.exchange import load_weights, save_weights, sizes_in
@@ -18,45 +19,16 @@ torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 functional = torch.nn.functional
 
-from torch_nets import drawn, nchw  # noqa: E402 (it needs torch)
+from torch_nets import nchw  # noqa: E402 (it needs torch)
 from torch_resnet import random_resnet  # noqa: E402
 
-pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
+pytestmark = pytest.mark.equivalence
 
 Net = functools.partial(ResNet, dtype=jnp.float64)
 
 
 def random(*shape, seed=0):
   return np.random.default_rng(seed).standard_normal(shape)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def logits(model, variables, images):
-  return model.apply(variables, images, train=False)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def train_logits(model, variables, images):
-  """Training logits and updated statistics."""
-  y, updated = model.apply(variables, images, train=True, mutable=["batch_stats"])
-  return y, updated["batch_stats"]
-
-
-# Half of the seconds that the test takes would be the compiler's.
-@functools.partial(
-  jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0}
-)
-def loss_and_all(model, variables, images, labels):
-  """Cross entropy and its gradient, training logits, updated statistics."""
-
-  def loss(params):
-    y, stats = train_logits(
-      model, {"params": params, "batch_stats": variables["batch_stats"]}, images
-    )
-    rows = jnp.arange(len(labels))
-    return -jax.nn.log_softmax(y)[rows, labels].mean(), (y, stats)
-
-  return jax.value_and_grad(loss, has_aux=True)(variables["params"])
 
 
 @pytest.mark.parametrize(
@@ -79,10 +51,8 @@ def test_logits_statistics_and_gradients_are_torchs(fields, tmp_path):
   model = Net(classes=10, **fields)
   fields = {name: value for name, value in fields.items() if name != "layers"}
   theirs = random_resnet(classes=10, **fields).double()
-  images, labels = (
-    random(8, *((32, 48) if fields["depth"] == 101 else (64, 80)), 3),
-    np.arange(8) % 10,
-  )
+  images = random(8, *((32, 48) if fields["depth"] == 101 else (64, 80)), 3)
+  labels = np.arange(8) % 10
 
   def as_ours(tensors):
     state = {**theirs.state_dict(), **tensors}
@@ -99,41 +69,34 @@ def test_logits_statistics_and_gradients_are_torchs(fields, tmp_path):
   for name, value in theirs.state_dict().items():
     assert name.endswith("num_batches_tracked") or torch.equal(back.pop(name), value), name
   assert not back
-  ours = logits(model, variables, images)
+  ours = computed_by(model, variables, images, labels)
   expected = theirs.eval()(nchw(images)).detach().numpy()
   assert 0.1 < np.abs(expected).max()
-  assert_equal(ours, expected)
+  assert_equal(ours["evaluated"], expected)
 
-  theirs.train()
-  (loss, (y, stats)), grads = loss_and_all(model, variables, images, labels)
-  their_y = theirs(nchw(images))
-  their_loss = functional.cross_entropy(their_y, torch.tensor(labels))
-  their_loss.backward()
-  assert_equal(y, their_y.detach().numpy())
-  assert_equal(loss, their_loss.detach().numpy())
-  assert_equal(stats, as_ours({})["batch_stats"])
+  logits = theirs.train()(nchw(images))
+  loss = functional.cross_entropy(logits, torch.tensor(labels))
+  loss.backward()
+  assert_equal((ours["logits"], ours["loss"]), (logits.detach().numpy(), loss.detach().numpy()))
+  assert_equal(ours["stats"], as_ours({})["batch_stats"])
   gradients = {
     name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in theirs.named_parameters()
   }
-  assert_equal(grads, as_ours(gradients)["params"])
+  assert_equal(ours["grads"], as_ours(gradients)["params"])
 
 
-# torchvision.models: weights of IMAGENET1K_V1.
-@pytest.mark.parametrize(
-  "depth, convolutions, parameters",
-  [(18, 20, 11_689_512), (34, 36, 21_797_672), (50, 53, 25_557_032), (101, 104, 44_549_160)],
-)
-def test_parameters_are_as_many_as_torchvisions_and_have_their_kinds(
-  depth, convolutions, parameters
-):
-  params = shapes_of(ResNet(depth), 32)["params"]
-  assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters
-  kinds = jax.tree.leaves(groups_by_name(params))
-  assert kinds.count("kernel") == kinds.count("scale") == convolutions
-  assert kinds.count("head") == 1
-  assert len(kinds) == 3 * convolutions + 2  # a bias with each scale and with the head
-  names = {"/".join(k.key for k in p) for p, _ in jax.tree_util.tree_leaves_with_path(params)}
-  assert {"stem/conv/kernel", "stage1/block1/conv1/kernel", "stage4/block2/norm2/scale"} <= names
+def test_parameters_are_as_many_as_torchvisions_and_have_their_kinds():
+  # torchvision.models: weights of IMAGENET1K_V1.
+  for depth, convolutions, parameters in (
+    (18, 20, 11_689_512),
+    (34, 36, 21_797_672),
+    (50, 53, 25_557_032),
+    (101, 104, 44_549_160),
+  ):
+    params = shapes_of(ResNet(depth), 32)["params"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters
+    kinds = collections.Counter(jax.tree.leaves(groups_by_name(params)))
+    assert kinds["kernel"] == kinds["scale"] == convolutions and kinds["head"] == 1
 
 
 @pytest.mark.parametrize("head_init, largest", [("normal", np.inf), ("uniform", 512**-0.5)])
@@ -173,13 +136,16 @@ def test_ghost_batches_and_momentum_reach_every_norm():
   images = random(8, 32, 32, 3)
   variables = drawn(shapes_of(Net(**fields), 32, dtype=np.float64), np.random.default_rng(1))
   model = Net(**fields, ghost_splits=2, norm_momentum=0.75)
-  y, stats = train_logits(model, variables, images)
-  parts = [train_logits(Net(**fields), variables, images[part::2]) for part in (0, 1)]
-  for part, (their_y, _) in enumerate(parts):
-    assert_equal(y[part::2], their_y)
+  ours = computed_by(model, variables, images, np.zeros(8, int))
+  parts = [
+    computed_by(Net(**fields), variables, images[part::2], np.zeros(4, int)) for part in (0, 1)
+  ]
+  for part, theirs in enumerate(parts):
+    assert_equal(ours["logits"][part::2], theirs["logits"])
 
   def check(stats, old, first, second):
     # The parts' statistics have moved by a tenth to what was measured, these by a quarter.
     assert_equal(stats, old + 0.25 / 0.1 * ((first + second) / 2 - old))
 
-  jax.tree.map(check, stats, variables["batch_stats"], parts[0][1], parts[1][1])
+  first, second = (theirs["stats"] for theirs in parts)
+  jax.tree.map(check, ours["stats"], variables["batch_stats"], first, second)

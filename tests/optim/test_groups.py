@@ -1,18 +1,28 @@
-"""Labels of parameters: by a model's own method, checked, or by rank and place."""
+"""Labels and layers of parameters; clipping and rates by layer, around any optimizer."""
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import small_net as net
+from exported import shapes_of
 from flax import linen as nn
-from small_net import make_config
+from tolerances import assert_equal
 
+from jaxspeed.config import checks
 from jaxspeed.errors import UserError
-from jaxspeed.optim.groups import LABELS, labels_of
+from jaxspeed.models import make  # noqa: F401  registers the models
+from jaxspeed.models.resnet import ResNet
+from jaxspeed.models.vit import ViT
+from jaxspeed.optim.groups import labels_of
 from jaxspeed.optim.layers import layers_of
 from jaxspeed.optim.make import make_optimizer
+from jaxspeed.optim.own import own_optimizer
+from jaxspeed.optim.whole import with_clipping_and_layer_decay
 
 
 class Plain(nn.Module):
@@ -91,12 +101,117 @@ def test_a_models_own_method_that_is_wrong_is_one_sentence(ask, method, returned
     ask(own(method, returned), params_of(Plain()))
 
 
-@pytest.mark.parametrize("trains", [set(LABELS), {"head"}])  # a linear model has a head alone
-@pytest.mark.parametrize("name", ["sgd", "muon", "lars", "adamw"])
-def test_every_label_but_frozen_is_trained_by_every_optimizer(name, trains):
-  config = make_config(name=name, precision="float32")
-  params = {label: jnp.full((3, 4), 0.5) for label in trains}
-  optimizer = make_optimizer(config, {label: label for label in params})
-  extra = dict.fromkeys(("learning_rate", "renormalize", "whiten_bias_rate"), jnp.float32(0.1))
-  updates, _ = optimizer.update(params, optimizer.init(params), params, **extra)
-  assert {label for label in trains if np.any(updates[label])} == trains - {"frozen"}
+# Clipping by the global norm, and learning rates by layer
+
+
+pytestmark = pytest.mark.equivalence
+
+
+def config_of(name, **changes):
+  fields = dict(name="sgd" if name == "own" else name, weight_decay=0.05) | changes
+  return net.make_config(bias_epochs=0.0, **fields)
+
+
+def made_of(name, config, own):
+  """The optimizer of a config, or one of a user's own."""
+  return own_optimizer(own, config, net.LABELS) if name == "own" else net.made(config)
+
+
+def test_clipping_is_torchs_over_all_trained_parameters():
+  # The norm of a step's gradients is between 17.4 and 20.2: some are clipped, some are not.
+  torch, most, norms = pytest.importorskip("torch"), 19.4, []
+
+  def clip(weights):
+    norm = torch.nn.utils.clip_grad_norm_(weights.values(), most)
+    norms.append(float(norm))
+    # torch divides by the norm + 1e-6, optax by the norm.
+    for weight in weights.values():
+      weight.grad *= max(min(1.0, most / norm) / min(1.0, most / (norm + 1e-6)), 1.0)
+
+  config = config_of("sgd", clip_norm=most)
+  groups = dict.fromkeys(net.LABELS.values(), (1, 0.05)) | {"frozen": None, "whiten_bias": None}
+  expected = net.torch_trained(config, groups, change=clip)
+  assert min(norms) < most < max(norms)
+  labels = net.LABELS | {"whiten_bias": "frozen"}
+  optimizer = with_clipping_and_layer_decay(net.made(config), config, labels, None)
+  net.assert_same(net.trained(optimizer)[0], expected)
+  # What is frozen would count otherwise, and the steps would be others.
+  every = with_clipping_and_layer_decay(
+    net.made(config), config, dict.fromkeys(net.LABELS, "kernel"), None
+  )
+  assert not np.allclose(net.trained(every)[0]["head_bias"], expected["head_bias"], rtol=1e-3)
+
+
+class Layers:
+  """Says the layers of the small net alone: the head is the last, two after all others."""
+
+  def param_layers(self, params):
+    return {name: 3 if "head" in name else 1 for name in params}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "own"])
+def test_a_layers_rate_is_a_rate_for_every_optimizer(name):
+  """Each part as if it were trained alone at the decay to the number of layers after it."""
+  config = config_of(name, layer_decay=0.5, rate_in_momentum=name == "sgd")
+  optimizer = made_of(name, config, optax.scale_by_lion())
+  found, _ = net.trained(with_clipping_and_layer_decay(optimizer, config, net.LABELS, Layers()))
+  slow, _ = net.trained(optimizer, learning_rate=0.25 * net.RATES)
+  fast, _ = net.trained(optimizer)
+  assert_equal(found, {n: (fast if "head" in n else slow)[n] for n in found})
+
+
+# Of timm 1.0.31, param_groups_layer_decay(create_model(NAME), layer_decay=0.75): the power of 0.75
+# by which it multiplies the rate, by the first and last of each kind of our models' parts.
+TIMM_VIT = {"class_token": 13, "positions": 13, "patch": 13, "block1": 12, "block12": 1, "norm": 1}
+TIMM_RESNET18 = {"stem": 9, "stage1.block1": 8, "stage2.block1": 6, "stage4.block2": 1}
+TIMM_RESNET50 = {
+  **{"stem": 17, "stage1.block1": 16, "stage1.block3": 14, "stage2.block4": 10},
+  **{"stage3.block6": 4, "stage4.block1": 3, "stage4.block3": 1},
+}
+
+
+@pytest.mark.parametrize(
+  "model, powers",
+  [
+    (ViT(width=12, heads=2, mlp=4, pool="token", posemb="learned"), TIMM_VIT),
+    (ResNet(18, width=4), TIMM_RESNET18),
+    (ResNet(50, width=4), TIMM_RESNET50),
+  ],
+)
+def test_the_layers_of_our_models_are_timms(model, powers):
+  layers = layers_of(model, shapes_of(model, 32)["params"])
+  last = max(jax.tree.leaves(layers))
+  for name, power in (powers | {"head": 0}).items():
+    part = functools.reduce(operator.getitem, name.split("."), layers)
+    assert {last - layer for layer in jax.tree.leaves(part)} == {power}, name
+
+
+def test_a_model_without_layers_gets_one_sentence():
+  config = config_of("adamw", layer_decay=0.5)
+  config.name = "x"
+  for model, optimizer, sentence in (
+    ("resnet9", "adamw", "with config.model.name='resnet9': the model has no method param_layers"),
+    ("vit", "muon", "with .*: Muon scales all kernels"),
+  ):
+    config.model, config.optimizer.name = dict(name=model), optimizer
+    with pytest.raises(UserError, match=f"^config.optimizer.layer_decay=0.5 {sentence}"):
+      checks.checked(config)
+  with pytest.raises(UserError, match=r"layer_decay: object has no method param_layers\(params\)"):
+    layers_of(object(), net.drawn())
+
+
+def test_only_these_two_fields_go_with_an_optimizer_from_python():
+  config = config_of("adamw")
+  config.given.optimizer = "a gradient transformation"
+  checks.check_effects(config, ["optimizer.clip_norm", "optimizer.layer_decay"], command="train")
+  with pytest.raises(UserError, match="config.optimizer.b1=.* has no effect: optimizer= of"):
+    checks.check_effects(config, ["optimizer.clip_norm", "optimizer.b1"], command="train")
+
+
+def test_one_transformation_of_ones_own_sees_all_gradients():
+  config = config_of("mine")
+  own = {"mine": lambda fields: optax.clip_by_global_norm(0.5)}
+  optimizer, params = make_optimizer(config, net.LABELS, own=own), net.drawn()
+  gradient = jax.tree.map(jnp.ones_like, params)
+  update, _ = optimizer.update(gradient, optimizer.init(params), params, learning_rate=1.0)
+  assert float(optax.tree.norm(update)) == pytest.approx(0.5)

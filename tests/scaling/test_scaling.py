@@ -11,30 +11,17 @@ from toy import load_recipe
 
 from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
-from jaxspeed.scaling.allreduce_time import (
-  Exchange,
-  all_reduce_s,
-  exchange_of,
-  hierarchical_s,
-  overlapped_s,
-  ring_s,
-)
-from jaxspeed.scaling.hardware import (
-  INPUT,
-  LATE,
-  READY,
-  Cluster,
-)
+from jaxspeed.scaling import allreduce_time as times
+from jaxspeed.scaling.hardware import INPUT, LATE, READY, Cluster
 from jaxspeed.scaling.predict import compute_s, measured_rate, predict, step_of
 from jaxspeed.scaling.work import RESNET50, work_of
 
-RESULTS = ROOT / "results"
 CLUSTER = Cluster(images_per_s=1000.0, launch_s=0.005, local_gb_s=100.0, network_gb_s=10.0)
 
 
 def test_resnet50_sends_a_number_for_each_parameter_and_statistic():
   config = load_recipe("imagenet_lars.py", "81920")
-  exchange = exchange_of(config)
+  exchange = times.exchange_of(config)
   assert len(exchange.tensors) == 161
   assert sum(exchange.tensors) == 4 * 25_557_032
   # The head's 2,049,000 numbers are there first, the stem's 7 x 7 x 3 x 64 last.
@@ -42,30 +29,37 @@ def test_resnet50_sends_a_number_for_each_parameter_and_statistic():
   assert exchange.tensors[-1] in (4 * 64, 4 * 7 * 7 * 3 * 64)
   # Mean and variance of the norms' 26,560 channels, and four sums.
   assert exchange.rest == 4 * (2 * 26_560 + 4)
-  exchange = Exchange(tensors=(3_000_000, 2_000_000, 1_000_000, 4_000_000), rest=8)
+  exchange = times.Exchange(tensors=(3_000_000, 2_000_000, 1_000_000, 4_000_000), rest=8)
   assert exchange.groups(4.0) == [(0.0, 8), (0.5, 5e6), (1.0, 5e6)]
   config.allreduce.dtype = "float16"
-  assert sum(exchange_of(config).tensors) == 2 * 25_557_032
+  assert sum(times.exchange_of(config).tensors) == 2 * 25_557_032
 
 
-def test_a_ring_passes_nearly_twice_the_bytes_over_each_link():
-  # 8 devices of one host: 2 * 7 / 8 of 1 GB at 100 GB/s, and 14 hops of 1 us.
-  assert ring_s(1e9, 1, CLUSTER) == pytest.approx(2 * 7 / 8 * 0.01 + 14e-6)
-  # 16 of two hosts: the line has a tenth of that; 2 of 16 hops leave a host.
-  hops = 2 * 15 / 16 * (2 * 7e-6 + 14 * 1e-6)
-  assert ring_s(1e9, 2, CLUSTER) == pytest.approx(2 * 15 / 16 * 0.1 + hops)
-  assert ring_s(1e9, 1, dataclasses.replace(CLUSTER, per_host=1)) == 0
+# Bytes, hosts of 8 devices, seconds; hops take 1 us inside a host and 7 us between two.
+LOCAL = 2 * 7 / 8 * 0.01 + 14e-6  # of 1 GB at 100 GB/s
+TIMES = [
+  (times.ring_s, 1e9, 1, LOCAL),
+  # The line between hosts has a tenth of that; 2 of 16 hops leave a host.
+  (times.ring_s, 1e9, 2, 2 * 15 / 16 * 0.1 + 2 * 15 / 16 * (2 * 7e-6 + 14 * 1e-6)),
+  (times.hierarchical_s, 1e9, 1, LOCAL),
+  (times.hierarchical_s, 1e9, 256, LOCAL + 2 * 255 / 256 * 0.1 + 2 * 8 * 7e-6),
+]
 
 
-def test_a_hierarchy_needs_few_hops():
-  local = 2 * 7 / 8 * 0.01 + 14e-6
-  assert hierarchical_s(1e9, 1, CLUSTER) == pytest.approx(local)
-  between = 2 * 255 / 256 * 0.1 + 2 * 8 * 7e-6
-  assert hierarchical_s(1e9, 256, CLUSTER) == pytest.approx(local + between)
-  # Over two hosts it sends half as much as a ring; over many hosts as much, and again inside.
-  assert all_reduce_s(1e9, 2, CLUSTER) == hierarchical_s(1e9, 2, CLUSTER)
-  assert all_reduce_s(1e9, 256, CLUSTER) == ring_s(1e9, 256, CLUSTER)
-  assert all_reduce_s(1e3, 256, CLUSTER) == hierarchical_s(1e3, 256, CLUSTER)
+@pytest.mark.parametrize("function, size, hosts, expected", TIMES)
+def test_an_all_reduce_takes_as_long_as_by_hand(function, size, hosts, expected):
+  assert function(size, hosts, CLUSTER) == pytest.approx(expected)
+
+
+def test_the_faster_all_reduce_is_taken():
+  # Over two hosts a hierarchy sends half as much as a ring; over many as much, and again inside.
+  for size, hosts, faster in (
+    (1e9, 2, times.hierarchical_s),
+    (1e9, 256, times.ring_s),
+    (1e3, 256, times.hierarchical_s),
+  ):
+    assert times.all_reduce_s(size, hosts, CLUSTER) == faster(size, hosts, CLUSTER)
+  assert times.ring_s(1e9, 1, dataclasses.replace(CLUSTER, per_host=1)) == 0
 
 
 EARLY, LATER = [(0.5, 4.0), (0.6, 3.0), (0.8, 1.0)], [(0.3, 5.0), (0.4, 0.1), (0.65, 0.1)]
@@ -89,7 +83,7 @@ EARLY, LATER = [(0.5, 4.0), (0.6, 3.0), (0.8, 1.0)], [(0.3, 5.0), (0.4, 0.1), (0
   ],
 )
 def test_all_reduces_run_beside_kernels(groups, in_flight, expected):
-  assert overlapped_s(10.0, groups, in_flight=in_flight) == pytest.approx(expected)
+  assert times.overlapped_s(10.0, groups, in_flight=in_flight) == pytest.approx(expected)
 
 
 def toy_plan():
@@ -101,55 +95,41 @@ def toy_plan():
 def test_a_run_is_its_steps_and_evaluations():
   config, plan = toy_plan()
   cluster = dataclasses.replace(CLUSTER, in_flight=0, price=3.0)
-  exchange = Exchange(tensors=(100_000_000,), rest=0)
+  exchange = times.Exchange(tensors=(100_000_000,), rest=0)
   found = predict(config, plan, cluster, exchange, devices=64, epochs=7)
-  sent = all_reduce_s(1e8, 8, cluster) + all_reduce_s(0, 8, cluster)
+  sent = times.all_reduce_s(1e8, 8, cluster) + times.all_reduce_s(0, 8, cluster)
   area = (128 / 224) ** 2
-  first = 0.005 + 128 * area / 1000 + sent
-  second = 0.005 + 256 * area / 1000 + sent
+  first, second = (0.005 + images * area / 1000 + sent for images in (128, 256))
   assert [step.seconds for step in found.steps[:2]] == pytest.approx([first, second])
   # 1,281,167 images in 157 batches of 8,192, or 79 of 16,384.
   assert found.training == pytest.approx(6 * 157 * first + 79 * second)
   # 50,000 over 64 devices are 782 each, at a third of a training step.
   assert found.validation == pytest.approx(7 * (0.005 + 782 * area / 1000) / 3)
-  assert found.seconds == found.training + found.validation
-  assert found.cost == pytest.approx(found.seconds / 3600 * 64 * 3.0)
-  assert found.steps[0].exposed == pytest.approx(sent)
-  whole = predict(config, plan, cluster, exchange, devices=64)
+  assert found.cost == pytest.approx((found.training + found.validation) / 3600 * 64 * 3.0)
+  last = predict(config, plan, cluster, exchange, devices=64).epochs[-1]
   rectangles = (0.005 + 1.37 * 782 * (288 / 224) ** 2 / 1000) / 3
-  steps = 0.005 + 128 * (288 / 224) ** 2 / 1000 + sent
-  assert whole.epochs[-1] == pytest.approx(157 * steps + rectangles)
+  assert last == pytest.approx(157 * (0.005 + 128 * (288 / 224) ** 2 / 1000 + sent) + rectangles)
 
 
-def test_few_cores_bound_the_step():
-  config, plan = toy_plan()
-  exchange = Exchange(tensors=(1,), rest=0)
-  cluster = dataclasses.replace(CLUSTER, cores=2.0)
-  phase = plan.phases[0]
-  step = step_of(phase, 64, cluster, exchange, group_mb=0)
+def test_few_cores_bound_a_step_and_one_device_sends_nothing():
+  phase, exchange = toy_plan()[1].phases[0], times.Exchange((1,), 0)
+  step = step_of(phase, 64, dataclasses.replace(CLUSTER, cores=2.0), exchange, group_mb=0)
   # A host of 8 decodes 1,024 images, copies of 160 px.
-  assert step.input_bound
   rate = INPUT["copies of 160 px"][128]
+  assert step.input_bound and step.cores == pytest.approx(2)
   assert step.seconds == pytest.approx(1024 / (2 * rate))
-  assert step.cores == pytest.approx(2)
   free = step_of(phase, 64, CLUSTER, exchange, group_mb=0)
-  assert not free.input_bound
-  assert free.cores == pytest.approx(1024 / free.seconds / rate)
-
-
-def test_one_device_sends_nothing_and_hosts_must_be_equal():
-  _, plan = toy_plan()
-  step = step_of(plan.phases[0], 1, CLUSTER, Exchange((1,), 1), group_mb=0)
-  assert step.exchange == 0 and step.seconds == step.compute
+  assert not free.input_bound and free.cores == pytest.approx(1024 / free.seconds / rate)
+  alone = step_of(phase, 1, CLUSTER, exchange, group_mb=0)
+  assert alone.exchange == 0 and alone.seconds == alone.compute
   with pytest.raises(UserError, match="--per-host"):
-    step_of(plan.phases[0], 12, CLUSTER, Exchange((1,), 0), group_mb=0)
+    step_of(phase, 12, CLUSTER, exchange, group_mb=0)
 
 
 def test_a_measured_step_gives_its_own_rate():
   rate = measured_rate(105.0, 100, 112)
   assert rate == pytest.approx(100 / 4 / 0.1)
-  measured = Cluster(images_per_s=rate)
-  assert compute_s(100, 112, measured) == pytest.approx(0.105)
+  assert compute_s(100, 112, Cluster(images_per_s=rate)) == pytest.approx(0.105)
   with pytest.raises(UserError, match="--step-ms=4"):
     measured_rate(4.0, 100, 224)
 
@@ -157,15 +137,11 @@ def test_a_measured_step_gives_its_own_rate():
 # Its numbers are those of their sources
 
 
-def read(name: str):
-  return json.loads((RESULTS / name).read_text())
-
-
 @pytest.mark.parametrize("kind, curve", [("h100", READY), ("v100", LATE)])
 def test_when_gradients_are_sent_is_compiled(kind, curve):
   (program,) = (
     row
-    for row in read("allreduce_groups.json")["programs"]
+    for row in json.loads((ROOT / "results/allreduce_groups.json").read_text())["programs"]
     if (row["kind"], row["devices"], row["group_mb"], row["options"]) == (kind, 2048, 4.0, [])
   )
   rest, *groups = program["all_reduces"]
@@ -186,7 +162,7 @@ def test_when_gradients_are_sent_is_compiled(kind, curve):
   assert work.memory_gb(config, plan, phase, 8) == pytest.approx(total, rel=0.1)
   # As many bytes in as many groups as the model counts.
   config = load_recipe("imagenet_lars.py", "81920")
-  counted = [size / 1e6 for _, size in exchange_of(config).groups(4.0)]
+  counted = [size / 1e6 for _, size in times.exchange_of(config).groups(4.0)]
   compiled = [row["megabytes"] for row in program["all_reduces"]]
   assert sorted(compiled) == pytest.approx(sorted(counted), abs=1e-3)
 

@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from dawnbench_entry import main, write_entry
+from dawnbench_entry import write_entry
 
 from jaxspeed.errors import UserError
 
@@ -39,16 +39,12 @@ ROWS = [
 
 @pytest.fixture
 def run(tmp_path):
-  """Writes the files of a run whose result's config has other values."""
+  """Writes the files of a run of 2026-03-04; returns its folder."""
 
-  def run(rows=ROWS, evaluated_on="test", **parts):
-    config = RESULT["config"] | {
-      name: value if name == "cost_per_hour" else RESULT["config"][name] | value
-      for name, value in parts.items()
-    }
+  def run(rows=ROWS, config=None, **fields):
     folder = tmp_path / "run"
     folder.mkdir()
-    result = RESULT | {"config": config, "evaluated_on": evaluated_on}
+    result = RESULT | {"config": RESULT["config"] | (config or {})} | fields
     (folder / "result.json").write_text(json.dumps(result))
     rows = [{"step": i + 1, "examples": i + 1, "world": 1} | row for i, row in enumerate(rows)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -59,11 +55,10 @@ def run(tmp_path):
   return run
 
 
-def test_the_entry_of_imagenet(run, tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr("sys.argv", ["dawnbench_entry.py", str(run()), f"--out={tmp_path / 'out'}"])
-  main()
+def test_the_entry_of_imagenet(run, tmp_path, script):
+  done = script("dawnbench_entry", str(run()), f"--out={tmp_path / 'out'}")
   path = tmp_path / "out/Zo_ResNet-50_8-x-NVIDIA-H100-80GB-HBM3_JAX-0.10.2.json"
-  assert capsys.readouterr().out.split() == [str(path), str(path.with_suffix(".tsv"))]
+  assert done.stdout.split() == [str(path), str(path.with_suffix(".tsv"))]
   expected = {
     "version": "v1.0",
     "author": "Zoë",
@@ -85,37 +80,33 @@ def test_the_entry_of_imagenet(run, tmp_path, capsys, monkeypatch):
 
 
 def test_cifar10_has_no_top5_and_optional_fields_may_be_left_out(run, tmp_path):
-  cifar10 = {"classes": 10, "train_images": 50_000, "eval_images": 10_000}
-  records, model = {"author": "../../etc/under_score", "code_url": ""}, {"name": "resnet9"}
-  folder = run(data=cifar10, cost_per_hour=0, records=records, model=model)
-  json_path, tsv_path = write_entry(folder, tmp_path)
+  config = {"cost_per_hour": 0, "model": {"name": "resnet9"}}
+  config["data"] = {"classes": 10, "train_images": 50_000, "eval_images": 10_000}
+  config["records"] = {"author": "../../etc/under_score", "author_email": "", "code_url": ""}
+  json_path, tsv_path = write_entry(run(config=config), tmp_path)
   assert json_path.name.startswith("etc-under-score_resnet9_8-x-")
-  entry = json.loads(json_path.read_text())
-  assert "costPerHour" not in entry and "codeURL" not in entry
+  assert not {"costPerHour", "codeURL"} & json.loads(json_path.read_text()).keys()
   assert tsv_path.read_text() == (
     "epoch\thours\ttop1Accuracy\n1\t0.01000000\t50.00\n3.5\t0.04000003\t76.01\n"
   )
+
+
+DATA = RESULT["config"]["data"]
 
 
 @pytest.mark.parametrize(
   "fields, words",
   [
     ({"evaluated_on": "held-out"}, "is no test on the whole"),
-    ({"data": {"synthetic": True}}, "is no test on the whole"),
-    ({"data": {"train_images": 1_281_166}}, "is no test on the whole"),
+    ({"config": {"data": DATA | {"synthetic": True}}}, "is no test on the whole"),
+    ({"config": {"data": DATA | {"train_images": 1_281_166}}}, "is no test on the whole"),
     ({"rows": ROWS[1:3]}, "metrics.jsonl has no epoch with an evaluation"),
+    ({"n": 2}, "several runs: name one of them"),
   ],
 )
 def test_a_run_without_a_table_is_refused(fields, words, run, tmp_path):
   with pytest.raises(UserError, match=words):
     write_entry(run(**fields), tmp_path / "out")
-  assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_without_the_result_of_one_run_is_refused(run, tmp_path):
   with pytest.raises(UserError, match="result.json is missing"):
-    write_entry(tmp_path, tmp_path)
-  path = run() / "result.json"
-  path.write_text(json.dumps(RESULT | {"n": 2}))
-  with pytest.raises(UserError, match="several runs: name one of them"):
-    write_entry(path.parent, tmp_path)
+    write_entry(tmp_path, tmp_path / "out")
+  assert not (tmp_path / "out").exists()

@@ -20,19 +20,19 @@ from jaxspeed.steps import eval_step
 
 torch = pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
+pytestmark = pytest.mark.equivalence
 
 VIEWS = ("center", "flip", "six", "selective")
-SEEN = []
 
 
 class Net(nn.Module):
   """Linear in the pixels: its answer changes with every view, and padding is nothing to it."""
 
+  dtype: type = jnp.float64
+
   @nn.compact
   def __call__(self, x, *, train):
-    assert not train
-    SEEN.append((len(x), x.dtype))
+    assert not train and x.dtype == self.dtype
     head = nn.Dense(10, use_bias=False, dtype=x.dtype, name="head")
     return head(x.reshape(len(x), -1))
 
@@ -147,21 +147,6 @@ def test_a_diverged_net_is_never_right_and_every_image_still_counts_once(devices
 
 
 @pytest.mark.parametrize(
-  "views, sizes",
-  # 203 images are 13 batches of 16. A quarter, 50, is four of 13 with six views each.
-  [("center", [16]), ("flip", [2 * 16]), ("six", [6 * 16]), ("selective", [16, 6 * 13])],
-)
-def test_the_net_sees_batches_of_equal_size_in_the_precision_of_the_config(views, sizes):
-  fields = {"data.eval_images": 203, "eval.batch_size": 16, "precision": "bfloat16"}
-  spec = spec_of(views, **fields)
-  arrays = toy_arrays(spec.config)
-  data = pad_batches(arrays.eval_images, arrays.eval_labels, batch=16, devices=1)
-  SEEN.clear()
-  jax.eval_shape(eval_step.evaluate_on_mesh(spec), VARIABLES, data)
-  assert sorted(set(SEEN)) == [(size, jnp.bfloat16) for size in sizes]
-
-
-@pytest.mark.parametrize(
   "views, of_a_batch",
   [("center", "center"), ("flip", "flip"), ("six", "six"), ("selective", "mean")],
 )
@@ -173,3 +158,11 @@ def test_predicted_logits_are_torchs(views, of_a_batch):
   # No two kinds agree, so the tests above can tell them apart.
   others = [torch_logits(images, other) for other in (*VIEWS, "mean") if other != of_a_batch]
   assert min(np.abs(logits - other.numpy()).max() for other in others) > 0.01
+
+
+def test_an_evaluation_is_in_the_precision_of_the_config():
+  spec = spec_of("selective", precision="bfloat16")
+  spec = dataclasses.replace(spec, model=Net(jnp.bfloat16))
+  arrays = toy_arrays(spec.config)
+  data = pad_batches(arrays.eval_images, arrays.eval_labels, batch=4, devices=1)
+  jax.eval_shape(eval_step.evaluate_on_mesh(spec), VARIABLES, data)

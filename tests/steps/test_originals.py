@@ -6,55 +6,40 @@ cropped nor mirrored, and the originals' half precision is left out.
 
 import jax
 import numpy as np
+import original_runs as runs
 import pytest
-from original_runs import (
-  TOLERANCE,
-  Lookahead,
-  airbench_rate,
-  airbench_sgd,
-  assert_model,
-  leaves,
-  load,
-  losses_of,
-  of_airbench,
-  run,
-  sgd,
-  summed_loss,
-  take_step,
-)
 from recipes import get_config
 from tolerances import assert_equal
 
 from jaxspeed.planning.plan import StepKind
 
 torch = pytest.importorskip("torch")
-from torch_muon import Muon  # noqa: E402
-from torch_nets import arrays, resnet9_logits, tensors  # noqa: E402
+from torch_nets import Muon, arrays, resnet9_logits, tensors  # noqa: E402
 
-pytestmark = [pytest.mark.equivalence, pytest.mark.usefixtures("float64")]
+pytestmark = pytest.mark.equivalence
 
 
 def test_airbench94_sgd_with_lookahead():
   """legacy/airbench94.py: eight steps, whose whitening bias is frozen after four."""
   batch, total = 16, 8
-  config = load("cifar10_airbench", "94", batch=batch, epochs=2.0)
+  config = runs.load("cifar10_airbench", "94", batch=batch, epochs=2.0)
   config.model.widths = (8, 32, 32)
   config.whitening.bias_epochs = 1.0
   config.schedule.peak *= batch / 1024
-  ours = run(config, total)
+  ours = runs.run(config, total)
 
-  params, stats = of_airbench(ours.start)
-  optimizer = airbench_sgd(params, batch, rate=11.5, decay=0.0153)
-  lookahead = Lookahead(params, stats)
+  params, stats = runs.of_airbench(ours.start)
+  optimizer = runs.airbench_sgd(params, batch, rate=11.5, decay=0.0153)
+  lookahead = runs.Lookahead(params, stats)
   for step, (images, labels) in enumerate(ours.batches):
     params["whiten"]["bias"].requires_grad_(step < 4)
-    loss = losses_of(ours.spec.model, params, stats, images, labels).sum()
-    take_step(optimizer, loss, airbench_rate(step, total, 0.23, 0.07))
+    loss = runs.losses_of(ours.spec.model, params, stats, images, labels).sum()
+    runs.take_step(optimizer, loss, runs.airbench_rate(step, total, 0.23, 0.07))
     done = step + 1
     if done % 5 == 0:
       lookahead.update(0.95**5 * (done / total) ** 3)
   lookahead.update(1.0)
-  assert_model(ours.end, params, stats)
+  runs.assert_model(ours.end, params, stats)
   moved = np.abs(ours.end.params["whiten"]["bias"] - ours.start.params["whiten"]["bias"])
   assert moved.min() > 0
 
@@ -69,7 +54,7 @@ def test_recipes_of_muon(name):
   """
   batch, steps, hiverge = 16, 6, name == "hiverge"
   recipe = ("cifar10",) if hiverge else ("cifar10_airbench", "94_muon")
-  config = load(*recipe, batch=batch, epochs=10.0 if hiverge else 2.0)
+  config = runs.load(*recipe, batch=batch, epochs=10.0 if hiverge else 2.0)
   # The recipe's rates of the summed loss, for a small batch.
   share = batch / get_config(*recipe).batch_size
   config.model.update(widths=(8, 32, 32), head_scale=1 / 32)
@@ -82,7 +67,7 @@ def test_recipes_of_muon(name):
   whitening.update(
     bias_rate_factor=whitening.bias_rate_factor * share, bias_epochs=2.0 if hiverge else 1.0
   )
-  ours = run(config, steps)
+  ours = runs.run(config, steps)
   total, smoothing = ours.spec.plan.total_steps, ours.spec.config.label_smoothing
   assert total == (40 if hiverge else 8)
 
@@ -94,12 +79,12 @@ def test_recipes_of_muon(name):
     whiten_steps, momentum, rate, muon_decay = 4, 0.85, 0.24, 0.0
     bias_rate, head_rate, decay = 0.053, 0.67, 2e-6 * batch
     muon = dict(momentum=0.6, coefficients=(3.4445, -4.7750, 2.0315), epsilon=1e-7)
-  params, stats = of_airbench(ours.start)
-  others = leaves(params, bias=False)
+  params, stats = runs.of_airbench(ours.start)
+  others = runs.leaves(params, bias=False)
   theirs = Muon([leaf for leaf in others if leaf.ndim == 4], decay=muon_decay, **muon)
   groups = (
     ([params["whiten"]["bias"]], bias_rate),
-    (leaves(params, bias=True), bias_rate),
+    (runs.leaves(params, bias=True), bias_rate),
     ([leaf for leaf in others if leaf.ndim == 2], head_rate),
   )
   optimizer = torch.optim.SGD(
@@ -110,7 +95,7 @@ def test_recipes_of_muon(name):
   last, renormalized = 0, []
   for step, batch in enumerate(ours.batches):
     params["whiten"]["bias"].requires_grad_(step < whiten_steps)
-    losses_of(ours.spec.model, params, stats, *batch, smoothing).sum().backward()
+    runs.losses_of(ours.spec.model, params, stats, *batch, smoothing).sum().backward()
     left = [1 - step / whiten_steps] + [1 - step / total] * 2
     for group, (_, lr), share in zip(optimizer.param_groups, groups, left, strict=True):
       group["lr"] = lr * share
@@ -122,7 +107,7 @@ def test_recipes_of_muon(name):
     renormalized.append(due)
     theirs.step(rate * (1 - step / total), renormalize=due)
   assert renormalized == ([0, 1, 0, 0, 1, 0] if hiverge else [1] * 6)
-  assert_model(ours.end, params, stats)
+  runs.assert_model(ours.end, params, stats)
 
 
 def test_hlb_with_its_average():
@@ -131,29 +116,29 @@ def test_hlb_with_its_average():
   The rate has its knots where the recipe's header says.
   """
   batch, steps, average = 32, 16, None
-  config = load("cifar10_hlb", batch=batch)
+  config = runs.load("cifar10_hlb", batch=batch)
   config.model.widths = (8, 32, 64)
   config.optimizer.weight_decay *= batch / 1024
-  ours = run(config, steps)
+  ours = runs.run(config, steps)
   total = ours.spec.plan.total_steps
   assert total == 49
 
-  params, stats = of_airbench(ours.start)
+  params, stats = runs.of_airbench(ours.start)
   rate, decay = 1.525 / 512, 6.687e-4 * batch
-  optimizer = sgd(params, rates=(64 * rate, rate, rate), decays=(decay / 64, decay, 0))
+  optimizer = runs.sgd(params, rates=(64 * rate, rate, rate), decays=(decay / 64, decay, 0))
   for step, (images, labels) in enumerate(ours.batches):
-    loss = losses_of(ours.spec.model, params, stats, images, labels).sum() * 512 / batch
-    take_step(optimizer, loss, np.interp(step, [0, int(0.23 * total), total], [0, 1, 0.07]))
+    loss = runs.losses_of(ours.spec.model, params, stats, images, labels).sum() * 512 / batch
+    runs.take_step(optimizer, loss, np.interp(step, [0, int(0.23 * total), total], [0, 1, 0.07]))
     done = step + 1
     if step // 4 >= 2 and done % 5 == 0:
       if average is None:
-        average = Lookahead(params, stats)
+        average = runs.Lookahead(params, stats)
       else:
         average.update(0.95**5 * (done / total) ** 3)
   assert average is not None
-  assert_model(ours.end, params, stats)
+  runs.assert_model(ours.end, params, stats)
   slow = jax.tree.leaves((ours.end.lookahead["params"], ours.end.lookahead["batch_stats"]))
-  assert_equal(slow, arrays(average.slow), TOLERANCE)
+  assert_equal(slow, arrays(average.slow), runs.TOLERANCE)
 
 
 def test_airbench96_with_a_proxy():
@@ -162,35 +147,35 @@ def test_airbench96_with_a_proxy():
   The large net is one convolution a group shorter than there, for the compiler's time.
   """
   batch, keep, total, steps = 16, 8, 8, 6
-  config = load("cifar10_airbench", "96_faster", batch=batch, epochs=2.0)
+  config = runs.load("cifar10_airbench", "96_faster", batch=batch, epochs=2.0)
   config.model.update(widths=(16, 48, 64), depth=2)
   config.proxy.update(keep=keep, widths=(4, 8, 8))
   config.schedule.peak *= batch / 1024
-  ours = run(config, steps)
+  ours = runs.run(config, steps)
   assert {ours.spec.plan.kind_of(step) for step in range(steps)} == {
     StepKind(whiten_bias=True, proxy_learns=learns) for learns in (True, False)
   }
 
-  params, stats = of_airbench(ours.start)
-  small_params, small_stats = of_airbench(ours.start.proxy)
+  params, stats = runs.of_airbench(ours.start)
+  small_params, small_stats = runs.of_airbench(ours.start.proxy)
   small_params["whiten"]["bias"].requires_grad_(False)
   optimizer, small = (
-    airbench_sgd(each, batch, rate=9.0, decay=0.012) for each in (params, small_params)
+    runs.airbench_sgd(each, batch, rate=9.0, decay=0.012) for each in (params, small_params)
   )
-  lookahead = Lookahead(params, stats)
+  lookahead = runs.Lookahead(params, stats)
   for step, (images, labels) in enumerate(ours.batches):
-    factor = airbench_rate(step, total, 0.1, 0.0)
-    losses = losses_of(ours.spec.proxy.model, small_params, small_stats, images, labels)
+    factor = runs.airbench_rate(step, total, 0.1, 0.0)
+    losses = runs.losses_of(ours.spec.proxy.model, small_params, small_stats, images, labels)
     rows = losses.argsort()[-keep:]
     if step % 4 == 0:
-      take_step(small, losses[rows].sum(), factor)
-    loss = losses_of(ours.spec.model, params, stats, images[rows], labels[rows]).sum()
-    take_step(optimizer, loss, factor)
+      runs.take_step(small, losses[rows].sum(), factor)
+    loss = runs.losses_of(ours.spec.model, params, stats, images[rows], labels[rows]).sum()
+    runs.take_step(optimizer, loss, factor)
     done = step + 1
     if done % 5 == 0:
       lookahead.update(0.95**5 * (done / total) ** 3)
-  assert_model(ours.end.proxy, small_params, small_stats)
-  assert_model(ours.end, params, stats)
+  runs.assert_model(ours.end.proxy, small_params, small_stats)
+  runs.assert_model(ours.end, params, stats)
 
 
 def test_myrtles_ghost_norm_and_moving_average():
@@ -199,9 +184,9 @@ def test_myrtles_ghost_norm_and_moving_average():
   Each ghost batch has running statistics of its own there; the mean of them is kept here.
   """
   batch, steps, momentum = 32, 5, 0.9
-  config = load("cifar10_resnet9", "ema", batch=batch, epochs=13.0)
+  config = runs.load("cifar10_resnet9", "ema", batch=batch, epochs=13.0)
   config.model.width = 8
-  ours = run(config, steps)
+  ours = runs.run(config, steps)
   model, epochs = ours.spec.model, config.epochs
 
   params = tensors(ours.start.params, gradients=True)
@@ -211,7 +196,7 @@ def test_myrtles_ghost_norm_and_moving_average():
   velocity = jax.tree.map(torch.zeros_like, params)
   for step, (images, labels) in enumerate(ours.batches):
     logits = resnet9_logits(model, params, stats, images, train=True)
-    summed_loss(logits, labels, 0.2).sum().backward()
+    runs.summed_loss(logits, labels, 0.2).sum().backward()
     rate = np.interp((step + 1) / 4, [0, epochs / 5, epochs - 2], [0, 1.0, 0.1]) / batch
     with torch.no_grad():
       for path, w in jax.tree_util.tree_leaves_with_path(params):
@@ -235,6 +220,6 @@ def test_myrtles_ghost_norm_and_moving_average():
   def mean(ghosts):
     return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *ghosts)
 
-  assert_model(ours.end, params, mean(stats))
-  assert_equal(ours.end.ema["params"], arrays(average[0]), TOLERANCE)
-  assert_equal(ours.end.ema["batch_stats"], arrays(mean(average[1])), TOLERANCE)
+  runs.assert_model(ours.end, params, mean(stats))
+  assert_equal(ours.end.ema["params"], arrays(average[0]), runs.TOLERANCE)
+  assert_equal(ours.end.ema["batch_stats"], arrays(mean(average[1])), runs.TOLERANCE)

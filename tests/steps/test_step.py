@@ -1,11 +1,11 @@
-"""The step: one device equals eight, scan equals loop, half precision, one all-reduce."""
+"""The step: one device equals eight, scan equals loop, overflows, losses of one's own."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_steps import small_airbench
-from tolerances import assert_equal, rounding
+from tolerances import assert_equal
 from toy import toy_arrays, toy_config, toy_spec
 
 from jaxspeed.config.registry import AUGMENTATIONS, LOSSES
@@ -26,8 +26,6 @@ from jaxspeed.steps.state import Carry
 from jaxspeed.steps.train_step import train_step
 
 PLAIN = StepKind()
-# Quick to compile; the numbers are those of the slow programs in float64.
-QUICK = {"compiler_options": ("xla_backend_optimization_level=0",)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -102,7 +100,6 @@ def ghosts():
 
 
 @pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("parts, devices, group_mb", [(8, 1, 4.0), (2, 4, 0.001), (1, 8, 4.0)])
 def test_devices_and_accumulated_parts_are_ghost_batches(ghosts, parts, devices, group_mb):
   carry, losses = ghosts
@@ -116,7 +113,6 @@ def test_devices_and_accumulated_parts_are_ghost_batches(ghosts, parts, devices,
 
 
 @pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
 def test_steps_in_the_forms_for_gpus_are_those_of_a_cpu(monkeypatch):
   config = toy_config(precision="float64", **{"data.train_images": 128})
   on_cpu = run_steps(toy_spec(config), 5)
@@ -153,11 +149,10 @@ def assert_epochs_equal_steps(job, *stops):
 
 
 @pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
 def test_one_program_of_epochs_of_any_length_and_any_calls_equals_a_loop_of_steps(monkeypatch):
   # The program draws the numbers of crops, squares and erasing before its loop, a step its own.
   fields = {"augment.flip": "random", "augment.cutout": 3, "augment.erasing": 0.5, "epochs": 1.5}
-  job = toy_spec(toy_config(precision="float64", **fields, **QUICK))
+  job = toy_spec(toy_config(precision="float64", **fields))
   # Epochs of 4 and 2 steps; the second part begins inside an epoch, where a CPU may have saved.
   feed = assert_epochs_equal_steps(job, 3, 4, 6)
   feed._steps_per_call = 4
@@ -175,11 +170,10 @@ def test_one_program_of_epochs_of_any_length_and_any_calls_equals_a_loop_of_step
 
 
 @pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
 def test_one_program_takes_steps_of_two_kinds_in_turns():
   # A proxy learns in every third step; the second part begins between two of them.
   fields = {"proxy.keep": 6, "proxy.every": 3, "model.depth": 2, "precision": "float64"}
-  fields |= QUICK | {"whitening.bias_epochs": 0.0}
+  fields |= {"whitening.bias_epochs": 0.0}
   job = toy_spec(small_airbench("96_faster", **fields))
   (span,) = job.plan.step_ranges()
   assert len(span.kinds) == 3
@@ -212,17 +206,6 @@ def test_a_batch_without_examples_leaves_finite_parameters():
 
 
 @pytest.mark.float16
-def test_half_precision_is_near_float32():
-  carry32, losses32 = run_steps(toy_spec(toy_config()), 3)
-  assert carry32.state.loss_scale is None
-  for name in ("bfloat16", "float16"):
-    carry16, losses16 = run_steps(toy_spec(toy_config(precision=name)), 3)
-    np.testing.assert_allclose(losses16, losses32, rtol=rounding(4, name))
-    assert all(x.dtype == np.float32 for x in jax.tree.leaves(carry16.state.params))
-    assert (carry16.state.loss_scale is not None) == (name == "float16")
-
-
-@pytest.mark.float16
 def test_an_overflow_skips_the_step_and_halves_the_scale():
   job = toy_spec(toy_config(precision="float16", **{"augment.crop_padding": 0}))
   state, batch, train = one_step(job)
@@ -250,7 +233,6 @@ def of_labels(labels):
 
 
 @pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
 def test_a_loss_of_ones_own_sees_the_number_of_each_image(monkeypatch):
   config = toy_config(precision="float64", label_smoothing=0.0, accumulate=2)
   plain = run_steps(toy_spec(config, devices=2), 3)
@@ -284,7 +266,6 @@ def test_an_augmentation_of_ones_own_changes_what_is_learned_but_not_what_is_cou
 
 
 @pytest.mark.equivalence
-@pytest.mark.usefixtures("float64")
 def test_quick_programs_compute_the_same_steps():
   fields = {"precision": "float64", "whitening.bias_epochs": 0.5}
   full = toy_spec(small_airbench("94", **fields))

@@ -19,7 +19,8 @@ WHY = "{} is not installed: pip install '.[export]'"
 onnx = pytest.importorskip("onnx", reason=WHY.format("onnx"))
 onnxruntime = pytest.importorskip("onnxruntime", reason=WHY.format("onnxruntime"))
 
-RESNET = dict(width=16, classes=10)
+RESNET, BENCH = dict(width=16, classes=10), dict(widths=(8, 16, 16))
+FIRST, LATER = (dict(width=4, pool_position=f"before_{x}") for x in ("norm", "activation"))
 VIT = dict(classes=10, patch_size=8, width=24, depth=2, heads=3, mlp=40)
 # Each with an odd side where pools and patches leave pixels over, and the number of its norms that
 # cannot be folded: those whose negative factors a pool before them would see.
@@ -28,22 +29,10 @@ CASES = {
   "resnet50-blurred": (ResNet(depth=50, blurpool=True, **RESNET), 41, 0),
   "resnet18-whitened": (ResNet(depth=18, whiten=True, **RESNET), 33, 0),
   "resnet9": (ResNet9(width=4), 33, 0),
-  "resnet9-whitened": (
-    ResNet9(width=4, pool_position="before_norm", activation="celu", celu_alpha=0.3, whiten=True),
-    32,
-    3,
-  ),
-  "resnet9-pool-first": (
-    ResNet9(width=4, pool_position="before_activation", train_norm_scale=False),
-    32,
-    0,
-  ),
-  "airbench94": (Airbench(widths=(8, 16, 16)), 33, 0),
-  "airbench96": (
-    Airbench(widths=(8, 16, 16), depth=3, activation="silu", whiten_bias="none"),
-    32,
-    0,
-  ),
+  "resnet9-whitened": (ResNet9(activation="celu", celu_alpha=0.3, whiten=True, **FIRST), 32, 3),
+  "resnet9-frozen": (ResNet9(train_norm_scale=False, **LATER), 32, 0),
+  "airbench94": (Airbench(**BENCH), 33, 0),
+  "airbench96": (Airbench(depth=3, activation="silu", whiten_bias="none", **BENCH), 32, 0),
   "vit": (ViT(**VIT), 36, 0),
   "vit-token": (ViT(pool="token", posemb="learned", gelu="erf", rep_size=20, **VIT), 32, 0),
 }

@@ -2,18 +2,21 @@
 
 import dataclasses
 import json
+import signal
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 from exported import NAMES, network, photographs, spread
+from in_process import command
 
 from jaxspeed.errors import UserError
 from jaxspeed.export.formats import to_stablehlo
 from jaxspeed.export.formats.to_stablehlo import PLATFORMS, metadata_file, write_stablehlo
+from jaxspeed.files import write_atomically
 from jaxspeed.models.airbench import Airbench
-from jaxspeed.run.export import write_network
+from jaxspeed.run import export as export_lib
 
 
 class Counting(nn.Module):
@@ -85,9 +88,23 @@ def test_metadata_replace_only_metadata(content, tmp_path):
   beside = metadata_file(path)
   beside.write_text(content)
   with pytest.raises(UserError, match=f"^{beside}, which the metadata of {path} would replace, "):
-    write_network(path, made, file_format="stablehlo")
+    export_lib.write_network(path, made, file_format="stablehlo")
   assert beside.read_text() == content and not path.exists()
   beside.unlink()
   for _ in range(2):
-    write_network(path, made, file_format="stablehlo")
+    export_lib.write_network(path, made, file_format="stablehlo")
   assert json.loads(beside.read_text())["class_names"] == list(NAMES)
+
+
+def test_sigterm_removes_the_half_file(tmp_path, monkeypatch):
+  def half(path, _):
+    def content():
+      yield b"half"
+      signal.raise_signal(signal.SIGTERM)
+
+    write_atomically(path, content())
+
+  monkeypatch.setattr(export_lib, "check_place", half)
+  done = command("export", "run", "--format=onnx", f"--out={tmp_path / 'a.onnx'}")
+  assert done.returncode == 143 and list(tmp_path.iterdir()) == []
+  assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
