@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.datasets import load_sample_images
+from toy import drawn
 
 from jaxspeed.export.formats.network import Network
 
@@ -28,23 +29,6 @@ def shapes_of(model: nn.Module, *sides: int, dtype: Any = np.float32) -> dict[st
   """The shapes of a model's variables, for images of one side or of a height and a width."""
   images = jax.ShapeDtypeStruct((2, sides[0], sides[-1], 3), dtype)
   return jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)
-
-
-def drawn(shapes: Any, rng: np.random.Generator) -> Any:
-  """Variables of these shapes of which none is at its initial value; some channels hardly vary."""
-
-  def draw(path: Any, leaf: Any) -> np.ndarray:
-    name, shape = path[-1].key, leaf.shape
-    if name == "var":
-      return rng.uniform(1e-3, 1.0, shape)
-    if name == "kernel":
-      fan_in = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
-      return rng.standard_normal(shape) / np.sqrt(fan_in)
-    if name == "scale":  # some are negative
-      return 0.7 * rng.standard_normal(shape) + 0.5
-    return 0.3 * rng.standard_normal(shape)
-
-  return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def random_variables(model: nn.Module, *sides: int, seed: int = 0) -> dict[str, Any]:

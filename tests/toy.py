@@ -103,16 +103,33 @@ def toy_spec(config: ConfigDict, devices: int = 1) -> TrainSpec:
   return make_train_spec(config, make_plan(config, devices=devices), mesh_lib.make_mesh(devices))
 
 
+def drawn(shapes, rng):
+  """Variables of these shapes of which none is at its initial value; some channels hardly vary."""
+
+  def draw(path, leaf):
+    name, shape = path[-1].key, leaf.shape
+    if name == "var":
+      return rng.uniform(1e-3, 1.0, shape)
+    if name == "kernel":
+      fan_in = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+      return rng.standard_normal(shape) / np.sqrt(fan_in)
+    if name == "scale":  # some are negative
+      return 0.7 * rng.standard_normal(shape) + 0.5
+    return 0.3 * rng.standard_normal(shape)
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
 def drawn_state(shapes, seed=0):
   """A state of these shapes: random weights and statistics, some -0.0, and nothing of a run yet."""
-  random = np.random.default_rng(seed)
+  rng = np.random.default_rng(seed)
 
-  def draw(shape):
-    drawn = random.normal(0, 0.3, shape.shape).astype(shape.dtype)
-    return np.where(random.uniform(size=shape.shape) < 0.05, np.asarray(-0.0, shape.dtype), drawn)
+  def some_zeroed(shape, values):
+    return np.where(rng.uniform(size=shape.shape) < 0.05, -0.0, values).astype(shape.dtype)
 
-  params = jax.tree.map(draw, shapes.params)
-  stats = jax.tree.map(lambda x: abs(draw(x)) + np.asarray(0.5, x.dtype), shapes.batch_stats)
+  stats = drawn(shapes.batch_stats, rng)
+  stats = jax.tree.map(lambda shape, x: x.astype(shape.dtype), shapes.batch_stats, stats)
+  params = jax.tree.map(some_zeroed, shapes.params, drawn(shapes.params, rng))
   return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes).replace(
     key=np.asarray(seed_key(0)),
     params=params,

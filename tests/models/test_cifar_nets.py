@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exported import computed_by, drawn, shapes_of
+from exported import computed_by, shapes_of
 from tolerances import assert_equal
+from toy import drawn
 
 from jaxspeed.models import airbench
 from jaxspeed.models.airbench import Airbench

@@ -87,7 +87,10 @@ def filled(name, value):
     (holding(3, *"abcde"), "has unknown tensors: a, b, c and 2 more; it "),
     (holding(8, "bn1.weight"), r"bn1.weight has shape \[8\], but the model's has \[4\]: name the"),
     (holding((9, 32), "fc.weight"), "has 9 classes, but the model has 5: choose the data set of"),
-    (holding(4, "conv1.weight", dtype=np.int8), "conv1.weight is stored as I8, but only F64, F32"),
+    (
+      holding((4, 3, 7, 7), "conv1.weight", dtype=np.int8),
+      "conv1.weight is stored as I8, but only F64, F32",
+    ),
     (filled("bn1.weight", np.nan), "bn1.weight has numbers that are not finite .*: name other"),
     (filled("layer1.0.bn1.running_var", -0.5), "bn1.running_var has negative variances: name"),
   ],

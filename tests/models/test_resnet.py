@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exported import computed_by, drawn, shapes_of
+from exported import computed_by, shapes_of
 from tolerances import assert_equal
+from toy import drawn
 
 from jaxspeed.models.exchange import load_weights, save_weights, sizes_in
 from jaxspeed.models.layers.groups import groups_by_name

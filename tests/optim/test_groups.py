@@ -104,9 +104,6 @@ def test_a_models_own_method_that_is_wrong_is_one_sentence(ask, method, returned
 # Clipping by the global norm, and learning rates by layer
 
 
-pytestmark = pytest.mark.equivalence
-
-
 def config_of(name, **changes):
   fields = dict(name="sgd" if name == "own" else name, weight_decay=0.05) | changes
   return net.make_config(bias_epochs=0.0, **fields)
@@ -117,6 +114,7 @@ def made_of(name, config, own):
   return own_optimizer(own, config, net.LABELS) if name == "own" else net.made(config)
 
 
+@pytest.mark.equivalence
 def test_clipping_is_torchs_over_all_trained_parameters():
   # The norm of a step's gradients is between 17.4 and 20.2: some are clipped, some are not.
   torch, most, norms = pytest.importorskip("torch"), 19.4, []
@@ -149,6 +147,7 @@ class Layers:
     return {name: 3 if "head" in name else 1 for name in params}
 
 
+@pytest.mark.equivalence
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "own"])
 def test_a_layers_rate_is_a_rate_for_every_optimizer(name):
   """Each part as if it were trained alone at the decay to the number of layers after it."""
@@ -208,6 +207,7 @@ def test_only_these_two_fields_go_with_an_optimizer_from_python():
     checks.check_effects(config, ["optimizer.clip_norm", "optimizer.b1"], command="train")
 
 
+@pytest.mark.usefixtures("float64")
 def test_one_transformation_of_ones_own_sees_all_gradients():
   config = config_of("mine")
   own = {"mine": lambda fields: optax.clip_by_global_norm(0.5)}
