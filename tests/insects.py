@@ -4,9 +4,9 @@ import io
 import struct
 import zlib
 
-import made_images
 import numpy as np
 import tiny_sets
+from image_files import encode
 from PIL import Image
 
 CLASSES = ("ant", "bee", "cat")
@@ -14,7 +14,7 @@ CLASSES = ("ant", "bee", "cat")
 
 def encoded(width, height, image_format="JPEG", **options):
   image = tiny_sets.random_images(width, 1, height=height, width=width)[0]
-  return made_images.encoded(image, image_format, **options)
+  return encode(image, image_format, **options)
 
 
 def png_header(width, height):

@@ -4,13 +4,11 @@ import pathlib
 
 import jax
 import numpy as np
+from image_files import encode, write
 from ml_collections import ConfigDict
-from PIL import Image
 from toy import load_recipe
 
 from jaxspeed.data.batch import seed_key
-from jaxspeed.data.disk.index import scan_files
-from jaxspeed.data.table import Names, Table
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.run import checkpoint
 from jaxspeed.run.restore import load_config, stored_plan
@@ -21,41 +19,20 @@ from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
 
 
-def write_image(path: pathlib.Path, label: int, width: int, height: int, seed: int) -> None:
-  """Noise around a brightness that tells the class."""
-  pixels = np.random.RandomState(seed).randint(0, 40, (height, width, 3)) + 60 * label
-  path.parent.mkdir(parents=True, exist_ok=True)
-  Image.fromarray(np.minimum(pixels, 255).astype(np.uint8)).save(path, quality=90)
-
-
 def write_folder(
   root: pathlib.Path, *, train: int = 40, held_out: int = 13, classes: int = 4
 ) -> pathlib.Path:
-  """`train` and `held_out` images of some classes, about 2:1, every other one upright."""
+  """`train` and `held_out` images of some classes, about 2:1, every other one upright.
+
+  They are noise around a brightness that tells the class.
+  """
   for split, count in (("train", train), ("val", held_out)):
     for i in range(count):
-      width, height = (40 + i % 5, 80) if i % 2 else (80, 40 + i % 5)
-      path = root / split / f"class_{i % classes}" / f"{i:03d}.jpg"
-      write_image(path, i % classes, width, height, i)
+      shape = (80, 40 + i % 5, 3) if i % 2 else (40 + i % 5, 80, 3)
+      pixels = np.random.RandomState(i).randint(0, 40, shape) + 60 * (i % classes)
+      content = encode(np.minimum(pixels, 255).astype(np.uint8), quality=90)
+      write(root, {f"{split}/class_{i % classes}/{i:03d}.jpg": content})
   return root
-
-
-def write_split(folder, contents):
-  """A split of one file for each of `contents`, {name: bytes}; labels are 100 + number."""
-  folder.mkdir(parents=True, exist_ok=True)
-  for name, content in contents.items():
-    (folder / name).write_bytes(content)
-  width, height, orientation, length = scan_files(str(folder), list(contents)).T
-  return Table(
-    root=str(folder),
-    names=Names.of(contents),
-    file=np.arange(len(contents), dtype=np.int32),
-    length=length,
-    label=np.arange(100, 100 + len(contents), dtype=np.int32),
-    width=width.astype(np.int32),
-    height=height.astype(np.int32),
-    orientation=orientation.astype(np.int8),
-  )
 
 
 def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:

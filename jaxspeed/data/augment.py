@@ -225,7 +225,7 @@ def cutmix(
 
   Args:
     key: this step's key; not that of `augment`, which draws the same numbers for crops.
-    images: this device's part of the augmented global batch.
+    images: this device's part of the augmented global batch, an even number.
     labels: labels of the images.
     first: index of the part's first image in the global batch.
     global_batch: number of images on all devices.
@@ -234,13 +234,8 @@ def cutmix(
   Returns:
     The images, the labels of their partners, and the partners' share of the pixels. The loss is
     (1 - share) * loss(labels) + share * loss(partner labels).
-
-  Raises:
-    ValueError: the number of images is odd, so that one has no partner.
   """
   n, h, w, _ = images.shape
-  if n % 2:
-    raise ValueError(f"cutmix pairs the images of a device, and their number, {n}, is odd.")
   whole = jax.random.uniform(jax.random.wrap_key_data(key), (2, global_batch), jnp.float32)
   uniform = jax.lax.dynamic_slice_in_dim(whole, first, n, axis=1)
   top, left = to_integers(uniform[0], 0, h - size), to_integers(uniform[1], 0, w - size)

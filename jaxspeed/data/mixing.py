@@ -75,7 +75,7 @@ def mix(
 
   Args:
     key: this step's key.
-    images: this device's part of the augmented global batch.
+    images: this device's part of the augmented global batch, an even number.
     labels: labels of the images.
     mask: false for padding; its partner stays as it is.
     mixup: parameter of the Beta distribution of mixup's lambda; 0: no mixup.
@@ -84,13 +84,8 @@ def mix(
   Returns:
     The images, the labels of their partners, and the partners' share of each image. The loss is
     (1 - share) * loss(labels) + share * loss(partner labels).
-
-  Raises:
-    ValueError: the number of images is odd, so that one has no partner.
   """
-  n, h, w, _ = images.shape
-  if n % 2:
-    raise ValueError(f"mixing pairs the images of a device, and their number, {n}, is odd.")
+  _, h, w, _ = images.shape
   uniform = jax.random.uniform(jax.random.wrap_key_data(key), (5,), jnp.float32)
   share = jnp.zeros((), images.dtype)
   if mixup:

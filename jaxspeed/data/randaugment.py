@@ -213,7 +213,6 @@ def apply(
   """Apply one operation to each image.
 
   Args:
-    images: the images.
     operation: the index of each image's operation in `OPERATIONS`.
     positive: the direction of geometric operations.
     magnitude: strength; see `rand_augment`.
@@ -246,7 +245,6 @@ def rand_augment(
 
   Args:
     uniform: two numbers in [0, 1) for each image and layer; N layers in the paper.
-    images: the images.
     magnitude: strength of all operations, M in the paper: 0 to 10, or more.
   """
 

@@ -38,7 +38,6 @@ def warp(
   """Transform each image by its matrix, in one gather.
 
   Args:
-    images: the images.
     matrices: `fixed_point` of their matrices. The identity leaves every pixel as it is.
     fill: value of the pixels that no pixel of the image falls on.
   """

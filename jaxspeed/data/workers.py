@@ -34,13 +34,11 @@ def in_processes(
     yield from map(function, tasks)
     return
   # fork would copy locks held by threads of the caller's modules.
-  method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-  context = multiprocessing.get_context(method)
-  if method == "forkserver":
-    context.set_forkserver_preload([function.__module__])
-  pool = ProcessPoolExecutor(
-    min(workers, len(tasks)), mp_context=context, initializer=_begin_process
-  )
+  context = multiprocessing.get_context("forkserver")
+  module = getattr(function, "func", function).__module__  # of a `functools.partial`
+  context.set_forkserver_preload([module])
+  processes = min(workers, len(tasks))
+  pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin_process)
   try:
     with _without_main():
       results = pool.map(function, tasks)

@@ -21,6 +21,7 @@ from jaxspeed.data.disk.streams import EvalStream
 from jaxspeed.data.table import Table
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
+from jaxspeed.feeds.protocol import Broken
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.losses import MetricSums
@@ -68,15 +69,16 @@ class Evaluation:
     spec, parts = self.spec, dict(mode=self.phase.eval_mode, size=self.phase.eval_size)
     function = on_mesh(eval_step.evaluate_batch, spec, **parts, split=(False, True, False))
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), mesh_lib.replicated(spec.mesh))
-    batch = abstract_batch(spec, spec.plan.eval_batch_size * spec.devices, shape)
+    size = spec.plan.eval_batch_size * spec.devices
+    batch = abstract_batch(mesh_lib.sharded(spec.mesh), size, shape)
     batch = batch.replace(index=batch.label)
     options = spec.common_options(jax.default_backend())
     return compile_program(function, (variables, batch, sums), options=options)
 
   def run(
     self, programs: BackgroundCompiler, variables: dict[str, Any]
-  ) -> tuple[EvalResult, dict[str, str]]:
-    """The result, and why this process could not read some images, by name."""
+  ) -> tuple[EvalResult, Broken]:
+    """The result, and the images that this process could not read."""
     spec, split = self.spec, self.split
     sums = mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh)
     images: tuple[Outcomes, ...] = ()
@@ -96,8 +98,8 @@ class Evaluation:
     # Images without a readable header are in no batch.
     headless = np.flatnonzero(split.width == 0).tolist()
     broken = stream.broken | {number: why_broken(split, number) for number in headless}
-    reasons = {split.name(i): reason for i, reason in sorted(broken.items())}
-    return EvalResult(sums, images), reasons
+    named = {("eval", split.name(i)): reason for i, reason in sorted(broken.items())}
+    return EvalResult(sums, images), named
 
 
 def make_evaluation(split: Table, spec: TrainSpec, phase: Phase) -> Evaluation:
@@ -145,10 +147,11 @@ def small_squares(
     return np.array(next(stream).image)
 
 
-def abstract_batch(spec: TrainSpec, batch_size: int, shape: tuple[int, int]) -> Batch:
-  parts = mesh_lib.sharded(spec.mesh)
+def abstract_batch(sharding: Any, images: int, shape: tuple[int, int]) -> Batch:
+  """The shapes of a batch of images of `shape`."""
+  array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
   return Batch(
-    image=jax.ShapeDtypeStruct((batch_size, *shape, 3), jnp.uint8, sharding=parts),
-    label=jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=parts),
-    mask=jax.ShapeDtypeStruct((batch_size,), jnp.bool_, sharding=parts),
+    image=array((images, *shape, 3), jnp.uint8),
+    label=array((images,), jnp.int32),
+    mask=array((images,), jnp.bool_),
   )

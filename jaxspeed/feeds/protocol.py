@@ -19,10 +19,8 @@ from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 # Why images cannot be read, by split ("train" or "eval") and name.
 Broken = dict[tuple[str, str], str]
-# Evaluates once; returns the result, and why images could not be read, by name.
-RunEvaluation = Callable[[], tuple[EvalResult, dict[str, str]]]
-
-
+# Evaluates once; returns the result, and the images that could not be read.
+RunEvaluation = Callable[[], tuple[EvalResult, Broken]]
 # What a feed has opened.
 OpenData = Arrays | ImageSets
 
@@ -70,20 +68,14 @@ class Feed(Protocol):
   def prepare_evaluation(data: Any, spec: TrainSpec, phase: Phase, variables: Any) -> RunEvaluation:
     """Compiles the programs of a phase's evaluation; returns a function that runs it.
 
-    Args:
-      data: the result of `open_data`.
-      spec: the specification of the model.
-      phase: a phase of its plan.
-      variables: the model's variables, on the devices.
+    `data` is the result of `open_data`, and the model's `variables` are on the devices.
     """
     ...
 
   def __init__(self, data: Any, spec: TrainSpec) -> None:
-    """Compiles the programs of a run, or starts to.
+    """Compiles the programs of a run, or of several that differ in their seeds, or starts to.
 
-    Args:
-      data: the result of `open_data`.
-      spec: the specification of the run, or of the first of several that differ in their seeds.
+    `data` is the result of `open_data`.
     """
     self.data, self.spec = data, spec
     self._counted = set()
@@ -123,11 +115,7 @@ class Feed(Protocol):
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     """Takes the steps `first_step <= step < last_step`; yields each once it is under way.
 
-    Args:
-      carry: the carry after `first_step` steps; donated.
-      seed: the run's seed.
-      first_step: the number of the first step.
-      last_step: the end of the epoch of `first_step`.
+    `carry`, after `first_step` steps, is donated; `last_step` is the end of that step's epoch.
     """
     ...
 
@@ -142,21 +130,13 @@ class Feed(Protocol):
   def show_evaluated(
     self, numbers: Int[np.ndarray, "k"], step: int
   ) -> UInt8[np.ndarray, "m h w 3"]:
-    """Evaluation images of one size, for a report; none if the feed has none to show.
-
-    Args:
-      numbers: their numbers, as in `evaluate`.
-      step: as there.
-    """
+    """Evaluation images of one size by `evaluate`'s numbers, for a report; it may show none."""
     return np.zeros((0, 1, 1, 3), np.uint8)
 
   def show_trained(self, seed: int, step: int, count: int) -> Batch:
-    """The first `count` images of a batch, on the host, before the devices augment them.
+    """The first `count` images of the epoch that begins with `step`, not yet augmented.
 
-    Args:
-      seed: the run's seed.
-      step: the first step of an epoch.
-      count: at most the batch size; a feed that shows none ignores it.
+    They are on the host, and at most a batch; a feed may show none.
     """
     nothing = np.zeros(0, np.int32)
     size = (0, 1, 1, 3)

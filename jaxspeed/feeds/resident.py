@@ -19,6 +19,7 @@ from jaxspeed.data.memory.arrays import Arrays, open_arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
 from jaxspeed.errors import UserError
+from jaxspeed.feeds.evaluation import abstract_batch
 from jaxspeed.feeds.protocol import Feed, RunEvaluation
 from jaxspeed.planning.plan import Phase, StepKind
 from jaxspeed.steps import eval_step
@@ -219,19 +220,11 @@ def compile_programs(
   def array(shape: tuple[int, ...], dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
 
-  def batch(n: int) -> Batch:
-    size = config.data.image_size
-    return Batch(
-      image=array((n, size, size, 3), jnp.uint8),
-      label=array((n,), jnp.int32),
-      mask=array((n,), jnp.bool_),
-    )
-
-  key = array((2,), jnp.uint32)
-  train_set = batch(plan.train_images)
+  key, shape = array((2,), jnp.uint32), (config.data.image_size, config.data.image_size)
+  train_set = abstract_batch(everywhere, plan.train_images, shape)
   group = plan.eval_batch_size * spec.devices
   padded = math.ceil(plan.eval_images / group) * group
-  eval_set = batch(padded).replace(index=array((padded,), jnp.int32))
+  eval_set = abstract_batch(everywhere, padded, shape).replace(index=array((padded,), jnp.int32))
   table = {name: array(column.shape, spec.accumulation) for name, column in plan.table.items()}
   balanced = config.data.balance == "sampling"
   places = plan.phases[0].images if balanced else plan.train_images

@@ -23,7 +23,7 @@ from jaxspeed.feeds.broken import check_headers
 from jaxspeed.feeds.evaluation import abstract_batch, make_evaluation, small_squares
 from jaxspeed.feeds.input_wait import InputWait
 from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
-from jaxspeed.feeds.train_streams import TrainStreams
+from jaxspeed.feeds.train_batches import first_images, train_batches
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase
 from jaxspeed.records.console import progress_bar
@@ -75,8 +75,9 @@ class StreamFeed(Feed):
     # Imported while XLA compiles: no other Python runs then.
     synthetic = config.data.synthetic
     self._loading = None if synthetic else ThreadPoolExecutor(1).submit(import_tensorflow)
-    self._streams = TrainStreams(sets, spec)
-    self._broken: Broken = {}  # found by evaluations
+    self._broken: Broken = {}  # found since they were taken
+    self._next = config.seed, 0  # of the next batch: the run's seed, and the step
+    self._batches = train_batches(sets, spec, *self._next, self._broken)
     self._wait = InputWait()
 
   @staticmethod
@@ -105,7 +106,8 @@ class StreamFeed(Feed):
       wanted = make_plan(config).phases if phases is None else phases
       sets = open_sets(config, wanted, show, follow="data.classes" in follow)
     # A caller that names phases only evaluates.
-    check_headers(sets, config, ("train", "eval") if phases is None else ("eval",))
+    splits = ("train", "eval") if phases is None else ("eval",)
+    check_headers(sets, config.data.max_broken, splits)
     return sets
 
   @staticmethod
@@ -131,7 +133,7 @@ class StreamFeed(Feed):
     count, size = self._init_images, self.spec.plan.phases[0].image_size
     images = np.zeros((count, size, size, 3), np.uint8)
     if count > 1 and not self.spec.config.data.synthetic:
-      images = self._streams.first_images(seed, 0, count).image
+      images = first_images(self.data, self.spec, seed, 0, count).image
     arguments = (seed_key(seed), images)
     return self._ahead["init"].call(*mesh_lib.replicate(arguments, self.spec.mesh))
 
@@ -143,22 +145,23 @@ class StreamFeed(Feed):
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
     program = self._ahead[_train_key(self.spec.plan.phase_of(first_step))]
-    self._streams.open(seed, first_step)
+    if self._next != (seed, first_step):
+      self._batches.close()
+      self._batches = train_batches(self.data, self.spec, seed, first_step, self._broken)
     for step in range(first_step, last_step):
-      take = functools.partial(self._streams.take, seed, step)
-      batch = self._wait.take(take)
+      batch = self._wait.take(self._batches)
+      self._next = seed, step + 1
       if not self.spec.uses_index:
         batch = batch.replace(index=None)
       batch = mesh_lib.split(batch, self.spec.mesh)
       carry, loss = program.call(carry, batch, self._table)
       self._wait.dispatched(loss)
-      self._streams.look_ahead(seed, step)
       yield StepOutput(step + 1, carry, loss)
 
   def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
     evaluation = self._evaluations[self.spec.plan.phase_of(step - 1)]
     result, broken = evaluation.run(self._ahead, variables)
-    self._broken |= {("eval", name): reason for name, reason in broken.items()}
+    self._broken |= broken
     return result
 
   def eval_names(self, step: int) -> Sequence[str]:
@@ -172,24 +175,26 @@ class StreamFeed(Feed):
     return small_squares(self._evaluations[self.spec.plan.phase_of(step - 1)].split, numbers)
 
   def show_trained(self, seed: int, step: int, count: int) -> Batch:
-    return self._streams.first_images(seed, step, count)
+    return first_images(self.data, self.spec, seed, step, count)
 
   def take_waited_seconds(self) -> float:
     return self._wait.take_seconds()
 
   def take_broken(self) -> Broken:
-    broken, self._broken = self._streams.take_broken() | self._broken, {}
+    broken = dict(self._broken)
+    self._broken.clear()
     return broken
 
   def close(self) -> None:
     self._ahead.cancel()
     self._wait.close()
-    self._streams.close()
+    self._batches.close()
 
   def _compile_train(self, phase: Phase) -> Program:
     spec = self.spec
     function = batch_step(spec)
-    batch = abstract_batch(spec, phase.batch_size, (phase.image_size, phase.image_size))
+    shape = (phase.image_size, phase.image_size)
+    batch = abstract_batch(mesh_lib.sharded(spec.mesh), phase.batch_size, shape)
     batch = batch.replace(flip=batch.mask, index=batch.label if spec.uses_index else None)
     table = mesh_lib.abstract(self._table, mesh_lib.replicated(spec.mesh))
     return compile_program(

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from jaxspeed.cluster import processes
 from jaxspeed.config import registry, stored
 from jaxspeed.errors import UserError, printable
-from jaxspeed.feeds.broken import FILE, WORDS, allowed, describe, require_few
+from jaxspeed.feeds.broken import FILE, WORDS, describe, require_few
 from jaxspeed.feeds.protocol import Broken
 from jaxspeed.files import dump_json, parse_json, read_bytes, write_atomically
 from jaxspeed.planning.plan import Plan, momenta
@@ -104,11 +104,11 @@ class BrokenImages:
     return []
 
   def _check(self, found: Broken) -> None:
-    for kind, images in self._images.items():
-      named = {name: reason for (split, name), reason in found.items() if split == kind}
-      if len(named) > allowed(images, self._max_broken):
-        self._write(found)
-      require_few(kind, named, images, self._max_broken)
+    try:
+      require_few(found, self._images, self._max_broken)
+    except UserError:
+      self._write(found)
+      raise
 
 
 def _gather(own: Broken) -> Broken:

@@ -18,7 +18,7 @@ from jaxspeed.config import output, stored
 from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.data.formats.tfds_download import no_downloads
 from jaxspeed.errors import UserError, plural
-from jaxspeed.feeds.broken import check_evaluated
+from jaxspeed.feeds.broken import describe, require_few
 from jaxspeed.feeds.protocol import OpenData
 from jaxspeed.files import write_atomically
 from jaxspeed.planning.plan import Phase
@@ -238,7 +238,8 @@ def _evaluate_mode(
   result, broken = jax.block_until_ready(run())
   sums, seconds = result.sums, round(time.perf_counter() - start, 3)
   images, count = data.evaluated_count(phase.copies), int(sums.count)
-  for line in check_evaluated(broken, images, config):
+  require_few(broken, {"eval": images}, config.data.max_broken)
+  for line in describe(broken):
     output.note(line)
   means = sums.means(config.data.classes)
   if not math.isfinite(means["loss"]):

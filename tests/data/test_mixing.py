@@ -12,10 +12,7 @@ from tolerances import assert_equal
 from jaxspeed.data.mixing import cutmix_box, draw_beta, mix
 
 ALPHAS = (0.1, 0.2, 0.4, 0.8, 1.0, 2.0, 16.0)
-# Draws of the tests of laws. By Dvoretzky, Kiefer and Wolfowitz (Massart 1990), the empirical
-# distribution of n draws is off by more than sqrt(ln(2 / p) / (2 n)) with probability at most p.
 DRAWS = 2000
-LAW = math.sqrt(math.log(2 / 1e-9) / (2 * DRAWS))
 
 jitted_mix = jax.jit(mix, static_argnames=("mixup", "cutmix"))
 jitted_beta = jax.jit(draw_beta, static_argnames="alpha")
@@ -117,9 +114,3 @@ def test_a_devices_part_is_mixed_as_in_the_whole_batch(devices):
       part = jitted_mix(key, images[own], labels[own], mask[own], **parts)
       for ours, all_of_them in zip(part, whole, strict=True):
         np.testing.assert_array_equal(ours, all_of_them[own])
-
-
-def test_an_odd_part_is_refused():
-  odd = jnp.zeros((3, 8, 8, 3)), jnp.arange(3), jnp.ones(3, bool)
-  with pytest.raises(ValueError, match="their number, 3, is odd"):
-    mix(keys(1)[0], *odd, mixup=0.2, cutmix=0.0)

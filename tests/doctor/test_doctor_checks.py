@@ -8,7 +8,7 @@ import jax
 import psutil
 import pytest
 import tiny_sets
-from made_images import encoded, write
+from image_files import encode, write
 from recipes import get_config
 
 from jaxspeed.devices.host import has_tpu
@@ -132,7 +132,7 @@ def root(tmp_path_factory):
   """Class folders in splits."""
   path = tmp_path_factory.mktemp("images") / "set"
   parts = [(split, number) for split in ("train", "val") for number in range(8)]
-  write(path, {f"{split}/{'ab'[n % 2]}/{n}.jpg": encoded(IMAGES[n]) for split, n in parts})
+  write(path, {f"{split}/{'ab'[n % 2]}/{n}.jpg": encode(IMAGES[n]) for split, n in parts})
   (path / "train/a/notes.txt").touch()
   return path
 
@@ -140,7 +140,7 @@ def root(tmp_path_factory):
 def test_a_sample_of_folders_and_of_shards(root, tmp_path):
   from jaxspeed.data.prepare.shards import write_shards
 
-  whole = {encoded(image) for image in IMAGES}
+  whole = {encode(image) for image in IMAGES}
   found = [*decode.sample(root)]
   assert len(found) == 16 and set(found) == whole
   write_shards(root, tmp_path / "sets", name="t", shards=1)

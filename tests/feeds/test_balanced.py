@@ -1,12 +1,12 @@
 """Balanced sampling and class weights in both feeds: batches, devices, processes, resumption."""
 
+import contextlib
 import dataclasses
 
 import jax
 import numpy as np
 import optax
 import pytest
-from in_process import command
 from tolerances import assert_equal
 from toy import LinearNet, toy_arrays, toy_config
 from toy_images import toy_stream
@@ -15,8 +15,8 @@ from jaxspeed.data.balance import balanced_order
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.resident import ResidentFeed
-from jaxspeed.feeds.train_streams import TrainStreams
-from jaxspeed.run.setup import class_counts, open_data, plan_of
+from jaxspeed.feeds.train_batches import train_batches
+from jaxspeed.run.setup import class_counts, open_data, plan_of, uneven_classes
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import make_train_spec
 from jaxspeed.steps.state import Carry
@@ -98,11 +98,10 @@ def test_the_batches_of_a_stream_are_balanced_on_any_processes(places, last_batc
   def batches(phase, *, skipped=0, process=0, processes=1):
     monkeypatch.setattr(jax, "process_index", lambda: process)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    streams = TrainStreams(sets, spec)
-    steps = range(phase.first_step + skipped, phase.first_step + phase.steps_per_epoch)
-    found = [streams.take(7, step) for step in steps]
-    streams.close()
-    return found
+    with contextlib.closing(
+      train_batches(sets, spec, 7, phase.first_step + skipped, broken={})
+    ) as found:
+      return [next(found) for _ in range(phase.steps_per_epoch - skipped)]
 
   for phase, present in zip(spec.plan.phases, (4, 3), strict=True):
     whole = batches(phase)
@@ -124,23 +123,15 @@ def test_the_batches_of_a_stream_are_balanced_on_any_processes(places, last_batc
         np.testing.assert_array_equal(getattr(batch, name), joined)
 
 
-def test_a_plan_names_the_field_for_uneven_classes(tmp_path):
+def test_a_line_names_the_field_for_uneven_classes():
   config = toy_config(**{"data.train_images": 200, "data.eval_images": 50})
   data = toy_arrays(config)
-  rare = np.flatnonzero(data.train_labels != 3)
-  rare = np.sort(np.append(rare, np.flatnonzero(data.train_labels == 3)[0]))
-  images, labels = data.train_images[rare], data.train_labels[rare]
-  largest = np.bincount(labels).argmax()
-
-  folder = tmp_path / "data"
-  for split, pair in (("train", (images, labels)), ("val", (data.eval_images, data.eval_labels))):
-    (folder / split).mkdir(parents=True)
-    np.save(folder / split / "images.npy", pair[0])
-    np.save(folder / split / "labels.npy", pair[1])
-  plan = "plan", "--config=quickstart", f"--config.data.path={folder}", "--config.batch_size=16"
-  said = command(*plan).stdout
-  assert (
-    f"uneven classes: {largest} has {np.bincount(labels).max()} training images and 3 1;" in said
+  kept = data.train_labels != 3
+  kept[np.flatnonzero(~kept)[0]] = True
+  data = dataclasses.replace(
+    data, train_images=data.train_images[kept], train_labels=data.train_labels[kept]
   )
-  said = command(*plan, "--config.data.balance=sampling").stdout
-  assert "uneven" not in said
+  (line,) = uneven_classes(config, data)
+  assert "training images and 3 1; --config.data.balance=sampling shows" in line
+  config.data.balance = "sampling"
+  assert uneven_classes(config, data) == []

@@ -8,7 +8,7 @@ from toy import load_recipe
 
 from jaxspeed.cluster import processes
 from jaxspeed.errors import UserError
-from jaxspeed.feeds.broken import FILE, allowed, check_evaluated
+from jaxspeed.feeds.broken import FILE, describe, require_few
 from jaxspeed.files import dump_json
 from jaxspeed.run.epoch_report import BrokenImages
 
@@ -44,7 +44,11 @@ def images(kind, count, reason="it is empty"):
 
 def test_one_image_is_let_pass_unless_the_share_is_0():
   cases = (50_000, 0.01, 500), (199, 0.01, 1), (13, 0.01, 1), (13, 0.0, 0), (9, 1.0, 9)
-  assert all(allowed(count, share) == expected for count, share, expected in cases)
+  for count, share, most in cases:
+    require_few(images("eval", most), {"eval": count}, share)
+    if most < count:
+      with pytest.raises(UserError, match=rf"allows {most:,}: "):
+        require_few(images("eval", most + 1), {"eval": count}, share)
 
 
 def test_all_images_are_listed_once_and_a_few_are_told(tmp_path):
@@ -98,11 +102,10 @@ def test_too_many_end_the_run_with_the_file_that_lists_them(tmp_path):
   # Splits are counted apart, also where there is no run.
   with pytest.raises(UserError, match="^2 of 20 evaluation images"):
     note_enough(images("eval", 2))
-  names = {f"{number}.jpg": "it is empty" for number in range(3)}
-  assert check_evaluated({}, 300, config()) == []
-  assert len(check_evaluated(names, 300, config())) == 1
+  (line,) = describe(images("eval", 3))
+  assert line.startswith("3 evaluation images could not be read, left out of the accuracies: eval/")
   with pytest.raises(UserError, match=r"3 of 299 .*allows 2: .*max_broken=0.0101: "):
-    check_evaluated(names, 299, config())
+    require_few(images("eval", 3), {"eval": 299}, 0.01)
 
 
 def test_a_full_disk_is_told_and_tried_again(tmp_path):

@@ -6,8 +6,8 @@ import signal
 
 import numpy as np
 import pytest
+from image_files import write_split
 from PIL import Image
-from toy_images import write_split
 
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.formats import class_names

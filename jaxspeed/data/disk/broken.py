@@ -1,7 +1,5 @@
 """Broken images of a table: why they are broken, and which images take their places."""
 
-import pathlib
-
 import numpy as np
 from jaxtyping import Bool, Int64
 from PIL import UnidentifiedImageError
@@ -36,18 +34,13 @@ def require_length(split: Table, number: int, length: int) -> None:
   """Check that an image has as many bytes as when it was indexed.
 
   Raises:
-    UserError: it has not; the index is removed if it may be.
+    UserError: it has not.
   """
   if length == split.length[number]:
     return
-  advice = "its index was removed, and the same command makes it again"
-  try:
-    if remote.is_remote(split.root):
-      advice = "upload the set again with python -m jaxspeed.prepare shards"
-    elif split.index:
-      pathlib.Path(split.index).unlink(missing_ok=True)  # by another process
-  except OSError:
-    advice = f"remove its index {split.index}"
+  advice = "upload the set again with python -m jaxspeed.prepare shards"
+  if not remote.is_remote(split.root):
+    advice = f"remove its index {split.index}, and the same command makes it again"
   raise UserError(
     f"{split.name(number)} in {split.root} has changed since the images were indexed "
     f"({split.length[number]:,} bytes then, {length:,} now): {advice}."

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float, Int, Int32, Int64
 
 from jaxspeed.data.batch import CHUNKS, ORDER, random_stream
-from jaxspeed.data.formats.pixels import TURNS
 
 # From torchvision's RandomResizedCrop: two numbers for each attempt, and two for the position.
 _ATTEMPTS = 10
@@ -113,52 +112,3 @@ def central_windows(
   stop = np.clip(np.ceil((first + np.array(shape)) / scale + margin), start + 1, size)
   box = np.concatenate([start, stop - start], 1).astype(np.int32)
   return box, scale.astype(np.float32), (start * scale - first).astype(np.float32)
-
-
-# By EXIF number: whether to swap rows and columns, then flip upside down, then left to right.
-_TURNS = np.array([TURNS.get(number, TURNS[1]) for number in range(9)])
-
-
-def stored_boxes(
-  box: Int32[np.ndarray, "n 4"],
-  width: Int[np.ndarray, "n"],
-  height: Int[np.ndarray, "n"],
-  orientation: Int[np.ndarray, "n"],
-) -> Int32[np.ndarray, "n 4"]:
-  """Convert boxes of images as shown to boxes of the images as stored.
-
-  Args:
-    box: y, x, height and width, in pixels.
-    width, height: size of each image as shown.
-    orientation: EXIF's number, 1 where both are the same.
-  """
-  swap, upside_down, flip = _TURNS[orientation].T
-  y, x, h, w = box.T
-  y = np.where(upside_down, height - y - h, y)
-  x = np.where(flip, width - x - w, x)
-  return np.where(swap, [x, y, w, h], [y, x, h, w]).T.astype(np.int32)
-
-
-def stored_windows(
-  box: Int32[np.ndarray, "n 4"],
-  scale: Float[np.ndarray, "n 2"],
-  translation: Float[np.ndarray, "n 2"],
-  width: Int[np.ndarray, "n"],
-  height: Int[np.ndarray, "n"],
-  orientation: Int[np.ndarray, "n"],
-  *,
-  shape: tuple[int, int],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Int32[np.ndarray, "n 2"]]:
-  """Convert `central_windows` to images as stored; also return each crop's shape before its turn.
-
-  An axis that the turn reverses is counted from its other end: output = scale * input +
-  translation becomes shape - output = scale * (box - input) + translation.
-  """
-  swap, *reverse = _TURNS[orientation].T
-  shapes = np.tile(np.array(shape, np.int32), (len(box), 1))
-  reversed_ = (shapes - scale * box[:, 2:] - translation).astype(np.float32)
-  translation = np.where(np.stack(reverse, 1), reversed_, translation)
-  scale, translation, shapes = (
-    np.where(swap[:, None], pair[:, ::-1], pair) for pair in (scale, translation, shapes)
-  )
-  return stored_boxes(box, width, height, orientation), scale, translation, shapes

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Int32, Int64, UInt8
 
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.broken import next_sound, require_length, why_broken
-from jaxspeed.data.disk.images import crop, import_tensorflow, turn
-from jaxspeed.data.disk.reading import ReadAhead, window_of
+from jaxspeed.data.disk.images import crop, import_tensorflow
+from jaxspeed.data.disk.reading import Part, ReadAhead, window_of
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.table import Table
 from jaxspeed.devices.host import usable_cpus
@@ -29,8 +29,8 @@ READ_THREADS = 64
 _NO_JPEG = re.compile(rb"(?i)(?<!\.jpg)(?<!\.jpeg)\0")
 
 
-# dtype and shape for each image of: the box to decode, and the (vertical, horizontal) scale,
-# translation and shape of its result before it is turned, and EXIF's number of that turn.
+# dtype and shape for each image of: the box to decode, the (vertical, horizontal) scale,
+# translation and shape of its result, and EXIF's number of its turn.
 _WINDOWS: tuple[tuple[type, tuple[int, ...]], ...] = (
   (np.int32, (4,)),
   (np.float32, (2,)),
@@ -41,10 +41,18 @@ _WINDOWS: tuple[tuple[type, tuple[int, ...]], ...] = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Request:
-  """A batch before it is decoded; in `used`, others stand for the images without a header."""
+class Request:
+  """This process's part of a batch before it is decoded.
 
-  place: tuple[int, int]  # epoch, and place in its order
+  Attributes:
+    place: epoch, and place in its order.
+    index: numbers of the images.
+    used: the same, with others in place of images without a header (`Stream._with_headers`).
+    mask, flip: as in `Batch`.
+    windows: what `_WINDOWS` says of each image.
+  """
+
+  place: tuple[int, int]
   index: Int64[np.ndarray, "b"]
   used: Int64[np.ndarray, "b"]
   mask: Bool[np.ndarray, "b"]
@@ -71,9 +79,8 @@ class Stream(Iterator[Batch], abc.ABC):
   # In training boxes are all of a crop, and other images take the place of broken ones; in an
   # evaluation broken ones do not count.
   _trains: bool
-  _halve = False  # as in `images.crop`
   _batches: Iterator[tuple[Any, Any]]
-  _pending: collections.deque[_Request]
+  _pending: collections.deque[Request]
 
   def __init__(
     self,
@@ -117,23 +124,13 @@ class Stream(Iterator[Batch], abc.ABC):
     self._start()
 
   @abc.abstractmethod
-  def _ask(self, step: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray, np.ndarray]:
-    """Return this process's part of a batch: epoch and place in it, numbers, mask and flips."""
+  def _request(self, step: int) -> Request:
+    """Return this process's part of a batch."""
 
-  @abc.abstractmethod
-  def _shape(self, step: int) -> tuple[int, int]:
-    """Return the height and width of a step's images."""
-
-  @abc.abstractmethod
-  def _windows(self, step: int, used: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return what `_WINDOWS` says of each image of a batch."""
-
-  def _crop(self, encoded: Any, *windows: Any, mixed: bool) -> Any:
-    """Apply TensorFlow's operations to one image."""
-    *window, orientation = windows
-    how = dict(antialias=self._antialias, fills=self._trains, halve=self._halve)
-    image = crop(self._tf, encoded, *window, mixed=mixed, **how)
-    return turn(self._tf, image, orientation) if self._turned else image
+  def _with_headers(self, index: Int64[np.ndarray, "b"]) -> Int64[np.ndarray, "b"]:
+    """Return the numbers, each of an image without a header replaced by the next that has one."""
+    sound = self.split.width[index] > 0
+    return index if sound.all() else index[next_sound(self.split, index, sound)]
 
   def __next__(self) -> Batch:
     """Return the next batch; its images are read-only.
@@ -143,12 +140,12 @@ class Stream(Iterator[Batch], abc.ABC):
     """
     while self._delivered < self._steps:
       if self.split.is_noise:
-        _, index, mask, flip = self._ask(self._delivered)
-        image = _noise(self._batch, *self._shape(self._delivered))
-        self._delivered += 1
-        return Batch(image, self.split.label[index], mask, flip, index.astype(np.int32))
+        request = self._request(self._delivered)
+        image = _noise(self._batch, *request.windows[3][0].tolist())
+        return self._deliver(request, image, request.index, request.mask)
       try:
-        image, length = next(self._batches)
+        # Memoryviews avoid the copy that .numpy() makes.
+        image, length = (np.asarray(memoryview(each)) for each in next(self._batches))
       except (self._tf.errors.OpError, StopIteration) as error:
         if self._failure:
           raise self._failure from error
@@ -157,8 +154,7 @@ class Stream(Iterator[Batch], abc.ABC):
         self._tolerant = True
         self._start()
         continue
-      # A memoryview avoids the copy that .numpy() makes.
-      return self._deliver(np.asarray(memoryview(image)), np.asarray(memoryview(length)))
+      return self._sound_batch(self._pending.popleft(), image, length)
     self.close()
     raise StopIteration
 
@@ -168,9 +164,12 @@ class Stream(Iterator[Batch], abc.ABC):
     self._batches = iter(())
     self._reader.close()
 
-  def _deliver(self, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]) -> Batch:
-    request, split = self._pending.popleft(), self.split
-    index, used, mask, sound = request.index, request.used, request.mask, length >= 0
+  def _sound_batch(
+    self, request: Request, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]
+  ) -> Batch:
+    """Return a decoded batch with other images, or a mask, in place of the broken ones."""
+    split, index, used, mask = self.split, request.index, request.used, request.mask
+    sound = length >= 0
     for row in np.flatnonzero(sound & (length != split.length[used])).tolist():
       require_length(split, int(used[row]), int(length[row]))
     # What only fills a batch of an evaluation is no image of its own.
@@ -184,38 +183,38 @@ class Stream(Iterator[Batch], abc.ABC):
     else:
       rows = next_sound(split, used, sound)
       image, index = image[rows], used[rows]
-    self._delivered += 1
-    return Batch(image, split.label[index], mask, request.flip, index.astype(np.int32))
+    return self._deliver(request, image, index, mask)
 
-  def _request(self, step: int) -> _Request:
-    place, index, mask, flip = self._ask(step)
-    sound = self.split.width[index] > 0
-    used = index if sound.all() else index[next_sound(self.split, index, sound)]
-    return _Request(place, index, used, mask, flip, self._windows(step, used))
+  def _deliver(
+    self, request: Request, image: np.ndarray, index: np.ndarray, mask: np.ndarray
+  ) -> Batch:
+    self._delivered += 1
+    return Batch(image, self.split.label[index], mask, request.flip, index.astype(np.int32))
 
   def _start(self) -> None:
     """Start to decode at the first batch not delivered yet."""
     self._pending = collections.deque()
     chunk = min(self._batch, _CHUNK)
+    loaded = self._loaded(self._pending, chunk)
+    decode = functools.partial(
+      crop,
+      self._tf,
+      mixed=self._tolerant or self._mixed,
+      turned=self._turned,
+      antialias=self._antialias,
+      fills=self._trains,
+    )
     self._batches = _decoded(
       self._tf,
-      functools.partial(self._load, self._loaded(self._pending, chunk)),
-      functools.partial(self._crop, mixed=self._tolerant or self._mixed),
+      lambda _: next(loaded),
+      decode,
       tolerant=self._tolerant,
       parts=(self._steps - self._delivered) * -(-self._batch // chunk),
       batch=self._batch,
     )
 
-  def _load(self, loaded: Iterator[tuple[np.ndarray, ...]], _: int) -> tuple[np.ndarray, ...]:
-    """Return the graph's input for the next part of a batch."""
-    try:
-      return next(loaded)
-    except Exception as error:
-      self._failure = self._failure or error  # TensorFlow turns it into text and calls this again
-      raise
-
   def _loaded(
-    self, pending: "collections.deque[_Request]", chunk: int
+    self, pending: collections.deque[Request], chunk: int
   ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield encoded images and their windows, in parts of at most `chunk` images of one batch.
 
@@ -223,20 +222,23 @@ class Stream(Iterator[Batch], abc.ABC):
       pending: queue to which requested batches are appended.
       chunk: images of a part.
     """
-    asked: collections.deque[list[np.ndarray]] = collections.deque()
 
-    def parts() -> Iterator[tuple[tuple[int, int], Int64[np.ndarray, "n"]]]:
+    def parts() -> Iterator[Part]:
       for step in range(self._delivered, self._steps):
         request = self._request(step)
         epoch, place = request.place
         pending.append(request)
         for first in range(0, self._batch, chunk):
           rows = slice(first, first + chunk)
-          asked.append([window[rows] for window in request.windows])
-          yield (epoch, (place + first) // self._window), request.used[rows]
+          windows = [window[rows] for window in request.windows]
+          yield Part((epoch, (place + first) // self._window), request.used[rows], windows)
 
-    for images in self._reader.in_parts(parts()):
-      yield np.array(images, object), *asked.popleft()
+    try:
+      for part, images in self._reader.in_order(parts()):
+        yield np.array(images, object), *part.arrays
+    except Exception as error:
+      self._failure = error  # TensorFlow turns it into text
+      raise
 
 
 @functools.lru_cache(16)
@@ -287,9 +289,7 @@ def _decoded(
 
     @tf.autograph.experimental.do_not_convert
     def mark(_: Any, *windows: Any) -> tuple[Any, Any]:
-      *_, shape, orientation = windows
-      shape = tf.where(orientation > 4, shape[::-1], shape)  # turns it on its side
-      return tf.zeros(tf.concat([shape, [3]], 0), tf.uint8), tf.constant(-1)
+      return tf.zeros(tf.concat([windows[3], [3]], 0), tf.uint8), tf.constant(-1)
 
     return one.map(decode).ignore_errors().concatenate(one.map(mark)).take(1)
 

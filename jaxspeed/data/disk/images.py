@@ -4,8 +4,8 @@ Only this module imports TensorFlow, when a stream is made.
 """
 
 import contextlib
-import functools
 import importlib.util
+import io
 import os
 from typing import Any
 
@@ -50,21 +50,18 @@ def import_tensorflow() -> Any:
   return tf
 
 
-def _decode(tf: Any, encoded: Any, box: Any, *, mixed: bool, ratio: int = 1) -> Any:
-  """Decode part of an image: uint8 [h, w, 3]; sides of a JPEG are divided by `ratio`.
+def _decode(tf: Any, encoded: Any, box: Any, orientation: Any, *, mixed: bool, turned: bool) -> Any:
+  """Decode part of an image as it is shown: uint8 [h, w, 3].
 
   Only the box of a JPEG is decoded. Testing for the format costs 2 to 4 % of an image's time, so
   only `mixed` streams do it. Pillow decodes what TensorFlow cannot decode, or would decode
-  differently.
+  differently, and what EXIF turns (`turned`: there may be such images); `prepare resize` leaves
+  none of those.
   """
 
   def jpeg() -> Any:
-    # Rounding loses at most a pixel at an edge; the box has at least twice the pixels needed.
-    window = box if ratio == 1 else box // ratio
     # Pillow's transform; TensorFlow's fast one saves at most 3 % and is a grey level off.
-    return tf.io.decode_and_crop_jpeg(
-      encoded, window, channels=3, ratio=ratio, dct_method="INTEGER_ACCURATE"
-    )
+    return tf.io.decode_and_crop_jpeg(encoded, box, channels=3, dct_method="INTEGER_ACCURATE")
 
   def other() -> Any:
     known = [
@@ -83,31 +80,24 @@ def _decode(tf: Any, encoded: Any, box: Any, *, mixed: bool, ratio: int = 1) -> 
     part.set_shape((None, None, 3))
     return part
 
-  return tf.cond(tf.io.is_jpeg(encoded), jpeg, other) if mixed else jpeg()
+  def stored() -> Any:
+    return tf.cond(tf.io.is_jpeg(encoded), jpeg, other) if mixed else jpeg()
+
+  return tf.cond(orientation > 1, by_pillow, stored) if turned else stored()
 
 
 def _decode_with_pillow(encoded: bytes, box: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
-  """Decode a box of an image.
+  """Decode a box of an image as it is shown.
 
   Raises:
     ValueError: it is not an image, or is damaged.
   """
   y, x, height, width = box.tolist()
   try:
-    whole = pixels.decode(encoded)
-    return whole[y : y + height, x : x + width]
+    with pixels.open_image(io.BytesIO(encoded)) as image:
+      return np.asarray(pixels.as_shown(image).crop((x, y, x + width, y + height)))
   except Exception as error:  # Pillow raises almost anything
     raise ValueError(pixels.reason_of(error)) from error
-
-
-def turn(tf: Any, image: Any, orientation: Any) -> Any:
-  """Turn a decoded part of an image by EXIF's orientation number."""
-  table = tf.constant([pixels.TURNS.get(number, pixels.TURNS[1]) for number in range(9)])
-  swap, upside_down, flip = tf.unstack(tf.gather(table, orientation))
-  image = tf.cond(swap, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
-  # A step of -1 reads an axis backwards.
-  steps = [1 - 2 * tf.cast(each, tf.int32) for each in (upside_down, flip)]
-  return image[:: steps[0], :: steps[1]]
 
 
 def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any:
@@ -145,29 +135,27 @@ def crop(
   scale: Any,
   translation: Any,
   shape: Any,
+  orientation: Any,
   *,
   mixed: bool,
+  turned: bool,
   antialias: bool,
   fills: bool,
-  halve: bool,
 ) -> Any:
   """Decode a box of an image, resize it, and crop or pad it to uint8 [*shape, 3].
 
-  Without antialiasing, a box that is all of the result (`fills`) may be decoded to half its size.
-  Decoding JPEGs to half their size saves nothing with antialiasing.
+  The box is all of the result if it `fills` it.
   """
-  whole = functools.partial(_decode, tf, encoded, box, mixed=mixed)
+  part = _decode(tf, encoded, box, orientation, mixed=mixed, turned=turned)
   if antialias:
-    return _resize(tf, whole(), scale, translation, shape)
+    return _resize(tf, part, scale, translation, shape)
   if fills:
-    half = functools.partial(whole, ratio=2)
-    part = tf.cond(tf.reduce_all(box[2:] >= 2 * shape), half, whole) if halve else whole()
     resized = tf.raw_ops.ResizeBilinear(
       images=tf.expand_dims(part, 0), size=shape, half_pixel_centers=True
     )
   else:
     resized = tf.raw_ops.ScaleAndTranslate(
-      images=tf.expand_dims(whole(), 0),
+      images=tf.expand_dims(part, 0),
       size=shape,
       scale=scale,
       translation=translation,

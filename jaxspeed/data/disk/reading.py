@@ -10,6 +10,7 @@ import functools
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -49,6 +50,14 @@ def window_of(table: Table, threads: int) -> int:
   return max(int(_WINDOW_BYTES / max(table.length.mean(), 1)), 1)
 
 
+class Part(NamedTuple):
+  """Images that are used together: their window, their numbers, and arrays with a row of each."""
+
+  window: Hashable
+  numbers: Int64[np.ndarray, "n"]
+  arrays: Sequence[np.ndarray] = ()
+
+
 class ReadAhead:
   """Reads images in threads, and returns them in the order of the requests.
 
@@ -63,17 +72,11 @@ class ReadAhead:
   def __init__(self, table: Table, *, threads: int) -> None:
     self._table, self._threads, self._closed = table, threads, False
 
-  def in_parts(
-    self, parts: Iterator[tuple[Hashable, Int64[np.ndarray, "n"]]]
-  ) -> Iterator[list[bytes]]:
-    """Yield the images of each part, while those of the next window are read.
-
-    Args:
-      parts: the window and the numbers of the images of each part.
-    """
-    under_way: collections.deque[Iterator[list[bytes]]] = collections.deque()
-    for _, window in itertools.groupby(parts, key=lambda part: part[0]):
-      under_way.append(self._read([numbers for _, numbers in window]))
+  def in_order(self, parts: Iterator[Part]) -> Iterator[tuple[Part, list[bytes]]]:
+    """Yield each part with its images, while those of the next window are read."""
+    under_way: collections.deque[Iterator[tuple[Part, list[bytes]]]] = collections.deque()
+    for _, window in itertools.groupby(parts, key=lambda part: part.window):
+      under_way.append(self._read([*window]))
       if len(under_way) > 1:
         yield from under_way.popleft()
       if self._closed:
@@ -84,27 +87,20 @@ class ReadAhead:
     """Drop the requests that have not started."""
     self._closed = True
 
-  def _read(self, parts: Sequence[Int64[np.ndarray, "n"]]) -> Iterator[list[bytes]]:
-    """Begin to read the images of a window; return an iterator of those of each part."""
-    numbers = np.concatenate(parts)
-    # Where the images of each read are in the window.
-    reads = self._together(numbers)
-    futures = [_threads(self._threads).submit(self._do, numbers[places]) for places in reads]
-    found: dict[int, tuple[Future[list[bytes]], int]] = {
-      place: (future, i)
-      for places, future in zip(reads, futures, strict=True)
-      for i, place in enumerate(places.tolist())
-    }
-    return self._parts_of(found, [len(part) for part in parts])
+  def _read(self, parts: Sequence[Part]) -> Iterator[tuple[Part, list[bytes]]]:
+    """Begin to read a window; return an iterator of its parts with their images."""
+    numbers = np.concatenate([part.numbers for part in parts])
+    found: dict[int, tuple[Future[list[bytes]], int]] = {}
+    for places in self._together(numbers):
+      future = _threads(self._threads).submit(self._do, numbers[places])
+      found |= {place: (future, i) for i, place in enumerate(places.tolist())}
+    place = itertools.count()
 
-  def _parts_of(
-    self, found: dict[int, tuple[Future[list[bytes]], int]], sizes: Sequence[int]
-  ) -> Iterator[list[bytes]]:
-    place = 0
-    for size in sizes:
-      images = [found.pop(each) for each in range(place, place + size)]
-      place += size
-      yield [future.result()[i] for future, i in images]
+    def take() -> bytes:
+      future, i = found.pop(next(place))
+      return future.result()[i]
+
+    return ((part, [take() for _ in part.numbers]) for part in parts)
 
   def _together(self, numbers: Int64[np.ndarray, "n"]) -> list[Int64[np.ndarray, "_"]]:
     """Return the places in `numbers` of the images of each read."""

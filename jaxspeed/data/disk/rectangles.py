@@ -1,7 +1,7 @@
 """Rectangular validation: every image in a shape near its own, with few shapes to compile.
 
-    rectangles = choose_shapes(width, height, short_side=288, limit=16, batch=1024)
-    for batch in batches(rectangles, 1024):  # each of one shape, every image once
+    shapes = choose_shapes(width, height, short_side=288, resize=328, limit=16, batch=1024)
+    for batch in batches(shapes, 1024):  # each of one shape, every image once
       ...
 
 An image is resized so that its short side is 1.14 times that of its shape, and then cropped to its
@@ -9,8 +9,8 @@ centre. A square crop loses a third of a 3:2 photograph; a shape with the image'
 it. fast.ai's code (cybertronai/imagenet18) takes the mean ratio of each batch of sorted images,
 which makes 20 to 60 shapes, each a program to compile; `choose_shapes` makes at most `limit`.
 
-Sizes are in pixels, and pairs are (height, width). An image of width or height 0 is broken: it has
-no shape and is in no batch.
+Sizes are in pixels, and pairs are (height, width). An image of width or height 0 is broken: its
+shape is (0, 0), and it is in no batch.
 """
 
 import dataclasses
@@ -18,18 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int, Int32, Int64
-
-from jaxspeed.errors import UserError
-
-_NO_SHAPE = -1
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Rectangles:
-  """The shapes of a data set, largest first, and the index of each image's shape, -1 if broken."""
-
-  shapes: tuple[tuple[int, int], ...]
-  shape_of: Int32[np.ndarray, "n"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,27 +29,18 @@ class EvalBatch:
   mask: Bool[np.ndarray, "b"]
 
 
-def resized_side(short_side: int) -> int:
-  """Return the short side to which an image is resized before it is cropped to `short_side`.
-
-  As in imagenet18 and in a plan's `eval_resize`: 328 for 288, 255 for 224, 145 for 128, and 227 for
-  200, where the product of floats is just below 228.
-  """
-  return int(short_side * 1.14)
-
-
 def choose_shapes(
   width: Int[np.ndarray, "n"],
   height: Int[np.ndarray, "n"],
   *,
   short_side: int,
-  limit: int = 16,
+  resize: int,
+  limit: int,
   multiple: int = 8,
   longest: float = 3.0,
   batch: int = 1,
-  resize: int | None = None,
-) -> Rectangles:
-  """Choose at most `limit` shapes for a set of images, with the least total cost.
+) -> Int32[np.ndarray, "n 2"]:
+  """Return a shape for each image, at most `limit` different ones, with the least total cost.
 
   An image's ideal rectangle has that image's ratio and `short_side`; its long side is rounded down
   as in resizing. A shape costs the pixels of the ideal that it cuts off plus its own pixels beyond
@@ -82,26 +61,16 @@ def choose_shapes(
   Args:
     width, height: sizes of the stored images.
     short_side: short side of all shapes.
+    resize: short side of the resized images, at least `short_side`.
     limit: largest number of shapes; there are fewer where more would save nothing.
     multiple: divisor of all long sides except the square's.
     longest: largest ratio of long to short side; ideals of longer images are cut to it.
     batch: global batch size, as for `batches`.
-    resize: short side of the resized images; None means resized_side(short_side).
-
-  Raises:
-    UserError: limit is below 1, or resize below short_side.
   """
-  resize = resized_side(short_side) if resize is None else resize
-  if limit < 1:
-    raise UserError(f"the limit of validation shapes is {limit}: set it to at least 1.")
-  if resize < short_side:
-    raise UserError(
-      f"images resized to a short side of {resize} pixels do not fill shapes of {short_side}: "
-      "resize them to at least that size."
-    )
+  found = np.zeros((len(width), 2), np.int32)
   whole = np.flatnonzero(_is_whole(width, height))
   if not whole.size:
-    return _of_runs([], [], len(width))
+    return found
   order = whole[np.argsort(width[whole] / height[whole], kind="stable")]
   long_side = int(longest * short_side)
   images = _on_line(
@@ -110,39 +79,30 @@ def choose_shapes(
   places = _places(images.ideal, short_side, multiple, long_side)
   edges = _edges(images, places, batch)
   cost, place_of = _run_costs(images, places, edges, short_side=short_side, batch=batch)
-  runs = _best_runs(cost, limit)
-  of_runs = [int(places[place_of[run]]) for run in runs]
-  shapes = [(short_side + max(-place, 0), short_side + max(place, 0)) for place in of_runs]
-  return _of_runs([order[edges[i] : edges[j + 1]] for i, j in runs], shapes, len(width))
+  for first, last in _best_runs(cost, limit):
+    place = int(places[place_of[first, last]])
+    run = order[edges[first] : edges[last + 1]]
+    found[run] = short_side + max(-place, 0), short_side + max(place, 0)
+  return found
 
 
-def square(width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], size: int) -> Rectangles:
+def square(
+  width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], size: int
+) -> Int32[np.ndarray, "n 2"]:
   """Give every image the same square, as ordinary validation with centre crops does."""
-  return Rectangles(
-    ((size, size),), np.where(_is_whole(width, height), 0, _NO_SHAPE).astype(np.int32)
-  )
+  return np.where(_is_whole(width, height)[:, None], size, 0).repeat(2, 1).astype(np.int32)
 
 
-def _of_runs(
-  runs: list[Int64[np.ndarray, "_"]], shapes: list[tuple[int, int]], n: int
-) -> Rectangles:
-  """Give the images of each run the shape at the run's position in `shapes`."""
-  distinct = tuple(sorted(set(shapes), key=lambda shape: (-shape[0] * shape[1], -shape[0])))
-  shape_of = np.full(n, _NO_SHAPE, np.int32)
-  for run, shape in zip(runs, shapes, strict=True):
-    shape_of[run] = distinct.index(shape)
-  return Rectangles(distinct, shape_of)
+def batches(shapes: Int32[np.ndarray, "n 2"], batch_size: int) -> list[EvalBatch]:
+  """Return whole global batches of one shape each, the largest first, every sound image once.
 
-
-def batches(rectangles: Rectangles, batch_size: int) -> list[EvalBatch]:
-  """Return whole global batches of one shape each, with every sound image once.
-
-  Batches follow the order of the shapes, and images keep their order inside a shape. The last batch
-  of a shape is filled with its last image, masked.
+  Images keep their order inside a shape. The last batch of a shape is filled with its last image,
+  masked.
   """
   found = []
-  for number, shape in enumerate(rectangles.shapes):
-    index = np.flatnonzero(rectangles.shape_of == number)
+  distinct = {(h, w) for h, w in np.unique(shapes, axis=0).tolist() if h}
+  for shape in sorted(distinct, key=lambda shape: (-shape[0] * shape[1], -shape[0])):
+    index = np.flatnonzero((shapes == shape).all(1))
     for first in range(0, len(index), batch_size):
       part = index[first : first + batch_size]
       filled = np.pad(part, (0, batch_size - len(part)), mode="edge")

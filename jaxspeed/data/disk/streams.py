@@ -25,22 +25,15 @@ from jaxspeed.data.disk.crops import (
   central_windows,
   crop_boxes,
   epoch_order,
-  stored_boxes,
-  stored_windows,
 )
-from jaxspeed.data.disk.decoding import Stream
+from jaxspeed.data.disk.decoding import Request, Stream
 from jaxspeed.data.disk.reading import chunks_of
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.table import Table
 
 
 class TrainStream(Stream):
-  """Random resized crops in the order of `epoch_order`; decoding starts at once.
-
-  Without antialiasing, if most images are large, crops of JPEGs are decoded to half size where that
-  is still at least `image_size`: this saves time, and bilinear interpolation skips fewer pixels.
-  For ImageNet's originals at 128 px, it halves half of the crops and takes 0.94 times the CPU time.
-  """
+  """Random resized crops in the order of `epoch_order`; decoding starts at once."""
 
   _trains = True
 
@@ -75,12 +68,9 @@ class TrainStream(Stream):
     self._min_scale = min_scale
     self._numbers = np.array(list(steps), np.int64).reshape(-1, 2)
     self._epoch: tuple[int, Order] | None = None
-    # Testing each crop costs 2 to 4 % of an image's time; halving half of the crops saves 8 %.
-    short = np.minimum(split.width, split.height)
-    self._halve = bool(np.mean(short >= 2 * image_size) > 0.5)
     super().__init__(split, steps=len(self._numbers), batch_size=batch_size, **how)
 
-  def _ask(self, step: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray, np.ndarray]:
+  def _request(self, step: int) -> Request:
     epoch, step_in_epoch = map(int, self._numbers[step])
     # Read and written once: after a restart, an old thread may still be in this function.
     kept = self._epoch
@@ -90,28 +80,24 @@ class TrainStream(Stream):
     images = len(order.index)
     place = step_in_epoch * self._global + np.arange(self._global)[self._rows]
     rows = place % images
-    return (epoch, int(place[0])), order.index[rows], place < images, order.flip[rows]
+    used = self._with_headers(order.index[rows])
 
-  def _shape(self, step: int) -> tuple[int, int]:
-    return self._size, self._size
+    random = random_stream(self._seed, epoch, step_in_epoch, AUGMENT)
+    uniform = random.random_sample((self._global, CROP_NUMBERS))[self._rows]
+    size = self.split.width[used], self.split.height[used]
+    orientation = self.split.orientation[used].astype(np.int32)
+    box = crop_boxes(uniform, *size, min_scale=self._min_scale)
+    scale = np.float32(self._size) / box[:, 2:].astype(np.float32)
+    shape = np.full((len(box), 2), self._size, np.int32)
+    windows = box, scale, np.zeros_like(scale), shape, orientation
+    mask, flip = place < images, order.flip[rows]
+    return Request((epoch, int(place[0])), order.index[rows], used, mask, flip, windows)
 
   def _permuted(self, flip: str, epoch: int) -> Order:
     index = epoch_order(self._seed, epoch, len(self.split))
     if self.split.offset is not None:
       index = by_chunk(index, chunks_of(self.split), self._window, self._seed, epoch)
     return Order(index, epoch_flips(self._seed, epoch, len(index), flip=flip)[index])
-
-  def _windows(self, step: int, used: np.ndarray) -> tuple[np.ndarray, ...]:
-    epoch, step_in_epoch = map(int, self._numbers[step])
-    random = random_stream(self._seed, epoch, step_in_epoch, AUGMENT)
-    uniform = random.random_sample((self._global, CROP_NUMBERS))[self._rows]
-    size = self.split.width[used], self.split.height[used]
-    box = crop_boxes(uniform, *size, min_scale=self._min_scale)
-    orientation = self.split.orientation[used].astype(np.int32)
-    box = stored_boxes(box, *size, orientation)
-    scale = np.float32(self._size) / box[:, 2:].astype(np.float32)
-    shape = np.full((len(box), 2), self._size, np.int32)
-    return box, scale, np.zeros_like(scale), shape, orientation
 
 
 class EvalStream(Stream):
@@ -136,20 +122,15 @@ class EvalStream(Stream):
     size = len(batches[0].index) if batches else 1
     super().__init__(split, steps=len(batches), batch_size=size, **how)
 
-  def _ask(self, step: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray, np.ndarray]:
+  def _request(self, step: int) -> Request:
     batch = self._batches_asked[step]
-    index, place = batch.index[self._rows], step * len(batch.index) + self._rows.start
-    return (0, place), index, batch.mask[self._rows], np.zeros(len(index), bool)
-
-  def _shape(self, step: int) -> tuple[int, int]:
-    return self._batches_asked[step].shape
-
-  def _windows(self, step: int, used: np.ndarray) -> tuple[np.ndarray, ...]:
-    batch = self._batches_asked[step]
+    index, mask = batch.index[self._rows], batch.mask[self._rows]
+    used = self._with_headers(index)
     size = self.split.width[used], self.split.height[used]
-    windows = central_windows(*size, shape=batch.shape, resize=self._resize)
     orientation = self.split.orientation[used].astype(np.int32)
-    box, *rest = stored_windows(*windows, *size, orientation, shape=batch.shape)
+    box, *rest = central_windows(*size, shape=batch.shape, resize=self._resize)
     # One pixel is enough for an image that only fills the batch.
-    box[~batch.mask[self._rows]] = (0, 0, 1, 1)
-    return box, *rest, orientation
+    box[~mask] = (0, 0, 1, 1)
+    shape = np.tile(np.array(batch.shape, np.int32), (len(box), 1))
+    place, flip = (0, step * len(batch.index) + self._rows.start), np.zeros(len(index), bool)
+    return Request(place, index, used, mask, flip, (box, *rest, shape, orientation))

@@ -13,7 +13,6 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -107,41 +106,32 @@ def resize(
   names, uri = listed.names.decoded(), source.absolute().as_uri()
   flags = (f"--sizes={','.join(map(str, sizes))}", *[f"--quality={quality}"] * (quality != QUALITY))
   made = Prepared("resize", uri, flags, len(names), digest_of(listed.names))
+  jobs = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
   roots = dict(zip(sizes, map(str, folders), strict=True))
-  parts = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
-  jobs = [_Job(str(source), roots, quality, part) for part in parts]
+  work = functools.partial(_resize, str(source), roots, quality)
   return follow(
-    folders, made, jobs, _resize, names=names, workers=workers, show=show, notes=listed.notes
+    folders, made, jobs, work, names=names, workers=workers, show=show, notes=listed.notes
   )
 
 
-class _Job(NamedTuple):
-  """Some images by their names below `source`, and the folders of copies by size."""
-
-  source: str
-  roots: Mapping[int, str]
-  quality: int
-  names: Sequence[str]
-
-
-def _resize(job: _Job) -> Made:
-  """Make copies, and remove those of images that are now broken."""
+def _resize(source: str, roots: Mapping[int, str], quality: int, names: Sequence[str]) -> Made:
+  """Make copies of images in the folders by size, and remove those of images now broken."""
   pixels.drop_warnings()
   folder_of = functools.cache(_folder)  # for a moment: others may put links there
   read, newest, broken = 0, 0, list[Broken]()
-  for name in job.names:
+  for name in names:
     below, file_name = os.path.split(name)
-    places = {s: os.path.join(folder_of(root, below), file_name) for s, root in job.roots.items()}
+    places = {s: os.path.join(folder_of(root, below), file_name) for s, root in roots.items()}
     copies: dict[int, bytes] = {}
     try:
-      path = os.path.join(job.source, name)
+      path = os.path.join(source, name)
       # Taken before reading: a file that changes meanwhile is then newer than its copies.
       time = os.stat(path).st_mtime_ns
       newest = max(newest, time)
       if all(is_current(place, time) for place in places.values()):
         continue
       with open_regular(path) as file:
-        copies = make_copies(file.read(), [*places], quality=job.quality)
+        copies = make_copies(file.read(), [*places], quality=quality)
       read += 1
     # Damaged images make Pillow raise almost anything: OSError, SyntaxError, struct.error, ...
     except Exception as error:
@@ -152,7 +142,7 @@ def _resize(job: _Job) -> Made:
         os.utime(place, ns=(time, time))
       else:
         pathlib.Path(place).unlink(missing_ok=True)
-  return Made(len(job.names), read, newest, broken)
+  return Made(len(names), read, newest, broken)
 
 
 def _folder(root: str, below: str) -> str:

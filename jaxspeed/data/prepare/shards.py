@@ -7,11 +7,9 @@ large files many times faster than a million small ones.
 
 The formats are those of TensorFlow's tsl/lib/io/record_writer.h and
 tensorflow/core/example/{example,feature}.proto and of TFDS 4.9 (core/dataset_info.py,
-core/features). Images keep the bytes of their files, except that WebP and TIFF become PNG, because
-TFDS does not decode them.
+core/features). Images keep the bytes of their files; TFDS itself does not decode WebP and TIFF.
 """
 
-import io
 import os
 import pathlib
 import re
@@ -23,7 +21,6 @@ import numpy as np
 from jaxspeed.data.disk.index import Show
 from jaxspeed.data.disk.prepared import VERSION, Prepared, digest_of, is_current, time_of
 from jaxspeed.data.disk.sources import ImageSet, open_images
-from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.protobuf import field, make_frames, varint
 from jaxspeed.data.formats.tfrecord import FILE_NAME
 from jaxspeed.data.prepare.writing import Done, Made, broken_headers, follow, refuse_nested
@@ -36,8 +33,6 @@ _IMAGES_A_SHARD = 1_024
 # Bytes of a shard that a process keeps in memory.
 _GROUP_BYTES = 1 << 24
 _IMAGE = "image"
-# The first bytes of WebP and of TIFF's two orders.
-_NOT_IN_TENSORFLOW = (b"RIFF", b"II*\0", b"MM\0*")
 _LABEL = "label"
 _LEFT_OUT = -1  # the label of an image without a readable header
 
@@ -151,10 +146,10 @@ def _content(shard: _Shard) -> Iterator[bytes]:
       continue
     try:
       with open_regular(path) as file:
-        encoded = _for_tensorflow(file.read())
-    except Exception as error:  # Pillow raises almost anything
+        encoded = file.read()
+    except OSError as error:
       raise UserError(
-        f"{path} cannot be read ({pixels.reason_of(error)}): repair or remove it and run the same "
+        f"{path} cannot be read ({error.strerror or error}): repair or remove it and run the same "
         "command again."
       ) from error
     name = "/".join(pathlib.PurePath(path).parts[-2:])
@@ -163,15 +158,6 @@ def _content(shard: _Shard) -> Iterator[bytes]:
       yield make_frames(group)
       group = []
   yield make_frames(group)
-
-
-def _for_tensorflow(encoded: bytes) -> bytes:
-  """Return an image as it is, or as a PNG if TFDS does not decode its format."""
-  if not encoded.startswith(_NOT_IN_TENSORFLOW):
-    return encoded
-  buffer = io.BytesIO()
-  pixels.load_upright(io.BytesIO(encoded)).save(buffer, "PNG")
-  return buffer.getvalue()
 
 
 def make_example(encoded: bytes, label: int, file_name: bytes) -> bytes:

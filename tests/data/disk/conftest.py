@@ -4,8 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from image_streams import encode
-from toy_images import write_split
+from image_files import encode, write_split
 
 from jaxspeed.data.disk import index
 from jaxspeed.data.disk.sources import open_images

@@ -9,6 +9,7 @@ import types
 import numpy as np
 import pytest
 import tiny_sets
+from image_files import write
 from insects import (
   CLASSES,
   as_shards,
@@ -18,7 +19,6 @@ from insects import (
   names_of,
   small_files,
 )
-from made_images import write
 
 from jaxspeed.data.disk.sources import class_names_of
 from jaxspeed.errors import UserError

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from image_streams import (
+from image_files import (
   assert_equal,
   encode,
   joined,

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 import tiny_sets
+from image_files import write
 from insects import CLASSES, as_shards, assert_holds, encoded, png_header, small_files
-from made_images import write
 from PIL import Image
 
 from jaxspeed.data.disk import index

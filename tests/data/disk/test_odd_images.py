@@ -2,10 +2,12 @@
 
 import dataclasses
 import io
+import os
+import types
 
 import numpy as np
 import pytest
-from image_streams import (
+from image_files import (
   assert_equal,
   encode,
   in_shards,
@@ -14,25 +16,24 @@ from image_streams import (
   ramp,
   steps_of,
   train,
+  write,
+  write_split,
 )
-from made_images import write
 from PIL import Image, ImageOps
-from toy_images import write_split
 
 from jaxspeed.data.disk.crops import epoch_order
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.disk.streams import EvalStream, TrainStream
 from jaxspeed.data.prepare.writing import write_index
-from jaxspeed.data.table import Names, Table
+from jaxspeed.data.table import Names
 from jaxspeed.errors import UserError
+
+UNKNOWN = "it is not an image of a known format"
 
 
 def odd_files():
-  """{name: (content, why it is replaced; None if it is decoded)}; all are called .jpg.
-
-  Of what is cut off so early that Pillow knows no format, the reason is `unknown` too.
-  """
+  """{name: (content, why it is replaced; None if it is decoded)}; all are called .jpg."""
   picture = ramp()
   grey = Image.fromarray(picture).convert("L")
   rotated = Image.Exif()
@@ -48,7 +49,6 @@ def odd_files():
     "tiff": encode(picture, "TIFF"),
   }
   damaged = "its data are damaged or cut off"
-  unknown = "it is not an image of a known format"
   files = {
     f"{name} cut at {percent} %": (content[: len(content) * percent // 100], damaged)
     for name, content in formats.items()
@@ -62,13 +62,13 @@ def odd_files():
     for name in ("jpeg", "progressive", "png", "gif")
   }
   files |= {
-    "jpeg zeros from the middle on": (formats["jpeg"][:middle] + bytes(middle), unknown),
+    "jpeg zeros from the middle on": (formats["jpeg"][:middle] + bytes(middle), UNKNOWN),
     "jpeg without its last byte": (formats["jpeg"][:-1], damaged),
-    "jpeg behind a newline": (b"\n" + formats["jpeg"], unknown),
+    "jpeg behind a newline": (b"\n" + formats["jpeg"], UNKNOWN),
     "bmp and more": (formats["bmp"] + b"more", None),
     "empty": (b"", "it is empty"),
-    "zeros": (bytes(5000), unknown),
-    "html": (b"<!DOCTYPE html><html><body>404 Not Found</body></html>", unknown),
+    "zeros": (bytes(5000), UNKNOWN),
+    "html": (b"<!DOCTYPE html><html><body>404 Not Found</body></html>", UNKNOWN),
     "webp of quality 90": (encode(picture, "WEBP", quality=90), None),
     "webp alpha": (encode(picture, "WEBP", "RGBA", lossless=True), None),
     "tiff deflated": (encode(picture, "TIFF", compression="tiff_adobe_deflate"), None),
@@ -76,7 +76,7 @@ def odd_files():
     "tiff 16 bits": (encode(np.asarray(grey).astype(np.uint16) * 257, "TIFF", "I;16"), None),
     "tiff floats": (encode(grey, "TIFF", "F"), f"its pixels have 32 bits (mode F){few}"),
     "tiff integers": (encode(grey, "TIFF", "I"), f"its pixels have 32 bits (mode I){few}"),
-    "jpeg start only": (b"\xff\xd8\xff\xe0", unknown),
+    "jpeg start only": (b"\xff\xd8\xff\xe0", UNKNOWN),
     "jpeg cmyk": (encode(picture, mode="CMYK"), None),
     "jpeg grey": (encode(grey, mode="L"), None),
     "jpeg 4:4:4": (encode(picture, subsampling=0), None),
@@ -109,54 +109,36 @@ def odd_files():
 
 
 ODD = odd_files()
-DECODED = [name for name, (_, reason) in ODD.items() if reason is None]
-REPLACED = [name for name in ODD if name not in DECODED]
+CUT = ODD["jpeg cut at 90 %"]
 
 
-@dataclasses.dataclass
-class Survived:
-  """What streams made of the odd files, by name; a whole file follows every third of them."""
-
-  split: Table
-  number: dict
-  batches: list  # the numbers asked for
-  train: dict  # row of a batch: (image, label)
-  train_broken: dict
-  eval: dict  # (image, mask)
-  eval_broken: dict
+def alone(number, *others):
+  """A batch of an evaluation that others only fill."""
+  return EvalBatch((48, 48), np.array([number, *others]), np.arange(1 + len(others)) < 1)
 
 
 @pytest.fixture(scope="module")
 def survived(tmp_path_factory):
+  """What streams make of the odd files by number, of which every fourth is a whole file."""
   contents = {}
   for number, (name, (content, _)) in enumerate(ODD.items()):
     contents[f"{name}.jpg".replace(" ", "_")] = content
     if number % 3 == 0:
       contents[f"good_{number}.jpg"] = encode(ramp()[::-1])
   split = write_split(tmp_path_factory.mktemp("odd"), contents)
-  files = list(contents)
-  number = {name: files.index(f"{name}.jpg".replace(" ", "_")) for name in ODD}
   batches, stream = train(split, image_size=48, batch_size=32, min_scale=1.0, flip="none")
-  order = np.resize(epoch_order(7, 0, len(split)), (len(batches), 32))
-  trained = {
-    int(i): (image, int(label))
-    for batch, asked in zip(batches, order, strict=True)
-    for i, image, label in zip(asked, batch.image, batch.label, strict=True)
-  }
-  index = np.resize(np.arange(len(split)), -(-len(split) // 32) * 32).reshape(-1, 32)
-  mask = np.arange(index.size).reshape(index.shape) < len(split)
-  asked = [EvalBatch((48, 48), i, m) for i, m in zip(index, mask, strict=True)]
-  evaluation = EvalStream(split, asked, resize=48)
-  evaluated = {
-    int(i): (image, bool(counted))
-    for batch, request in zip(evaluation, asked, strict=True)
-    for i, image, counted, real in zip(
-      batch.index, batch.image, batch.mask, request.mask, strict=True
-    )
-    if real
-  }
-  rows = [each.tolist() for each in order]
-  return Survived(split, number, rows, trained, stream.broken, evaluated, evaluation.broken)
+  order = np.resize(epoch_order(7, 0, len(split)), (len(batches), 32)).tolist()
+  evaluation = EvalStream(split, [alone(i, 1) for i in range(len(split))], resize=48)
+  evaluated = [(batch.image[0], bool(batch.mask[0])) for batch in evaluation]
+  trained = {}
+  for asked, batch in zip(order, batches, strict=True):
+    trained |= {i: (batch.image[row], int(batch.label[row])) for row, i in enumerate(asked)}
+  names = [name[:-4].replace("_", " ") for name in contents]
+  broken = stream.broken
+  assert broken == evaluation.broken
+  return types.SimpleNamespace(
+    split=split, names=names, order=order, train=trained, eval=evaluated, broken=broken
+  )
 
 
 def picture_of(name, content):
@@ -167,45 +149,35 @@ def picture_of(name, content):
 
 
 @needs_tensorflow
-@pytest.mark.parametrize("name", DECODED)
-def test_odd_files_that_are_decoded(survived, name):
-  number, expected = survived.number[name], picture_of(name, ODD[name][0])
-  image, label = survived.train[number]
-  assert label == 100 + number
-  assert number not in survived.train_broken | survived.eval_broken
-  evaluated, mask = survived.eval[number]
-  assert mask
-  if expected.shape == (48, 48, 3):
-    tolerance = 1.5 if name.startswith(("jpeg", "progressive")) else 0
-    assert np.abs(image.astype(float) - expected).mean() <= tolerance
-    assert np.abs(evaluated.astype(float) - expected).mean() <= tolerance
-
-
-@needs_tensorflow
-@pytest.mark.parametrize("name", REPLACED)
-def test_odd_files_that_are_replaced(survived, name):
-  number = survived.number[name]
-  reasons = (
-    {ODD[name][1], "it is not an image of a known format"} if "8 %" in name else {ODD[name][1]}
-  )
-  assert survived.train_broken[number] == survived.eval_broken[number]
-  assert survived.train_broken[number] in reasons
+@pytest.mark.parametrize("name", ODD)
+def test_odd_files_are_decoded_or_replaced(survived, name):
+  number, (content, reason) = survived.names.index(name), ODD[name]
+  (trained, label), (evaluated, mask) = survived.train[number], survived.eval[number]
+  assert mask == (reason is None)
+  if reason is None:
+    assert label == 100 + number and number not in survived.broken
+    expected = picture_of(name, content)
+    if expected.shape == (48, 48, 3):
+      tolerance = 1.5 if name.startswith(("jpeg", "progressive")) else 0
+      for image in (trained, evaluated):
+        assert np.abs(image.astype(float) - expected).mean() <= tolerance
+    return
+  # Of what is cut off so early that Pillow knows no format, the reason is `UNKNOWN`.
+  assert survived.broken[number] in {reason, UNKNOWN if "8 %" in name else reason}
   # The next sound image of the batch, from this one on and then from the first.
-  batch = [each for each in survived.batches if number in each][-1]
+  batch = [each for each in survived.order if number in each][-1]
   place = batch.index(number)
   following = [*batch[place:], *batch[:place]]
-  replacement = next(other for other in following if other not in survived.train_broken)
-  image, label = survived.train[number]
+  replacement = next(other for other in following if other not in survived.broken)
   assert label == 100 + replacement
   if survived.split.width[number]:  # else the replacement has a crop of its own there
-    np.testing.assert_array_equal(image, survived.train[replacement][0])
-  assert not survived.eval[number][1]
+    np.testing.assert_array_equal(trained, survived.train[replacement][0])
 
 
 @needs_tensorflow
 def test_nothing_else_is_replaced(survived):
-  expected = {survived.number[name] for name in REPLACED}
-  assert set(survived.train_broken) == set(survived.eval_broken) == expected
+  replaced = {survived.names.index(name) for name, (_, reason) in ODD.items() if reason}
+  assert set(survived.broken) == replaced
 
 
 @needs_tensorflow
@@ -227,8 +199,7 @@ def test_replacement_depends_on_the_part_alone(tmp_path):
 
 @needs_tensorflow
 def test_broken_images_cost_one_restart(tmp_path, monkeypatch):
-  cut = ODD["jpeg cut at 90 %"][0]
-  contents = {f"{i:02d}.jpg": cut if i % 7 == 0 else encode(ramp()) for i in range(40)}
+  contents = {f"{i:02d}.jpg": CUT[0] if i % 7 == 0 else encode(ramp()) for i in range(40)}
   split, starts = write_split(tmp_path, contents), []
 
   def start(self, real=TrainStream._start):
@@ -245,10 +216,8 @@ def test_broken_images_cost_one_restart(tmp_path, monkeypatch):
 
 @needs_tensorflow
 def test_what_only_fills_a_batch_is_not_counted_as_broken(tmp_path):
-  split = write_split(tmp_path, {"0.jpg": ODD["jpeg cut at 90 %"][0], "1.jpg": encode(ramp())})
-  alone = EvalBatch((48, 48), np.zeros(8, int), np.arange(8) < 1)
-  filled = EvalBatch((48, 48), np.array([1, 0, 0, 0, 0, 0, 0, 0]), np.arange(8) < 1)
-  for asked, broken in ((alone, {0}), (filled, set())):
+  split = write_split(tmp_path, {"0.jpg": CUT[0], "1.jpg": encode(ramp())})
+  for asked, broken in ((alone(0, *[0] * 7), {0}), (alone(1, *[0] * 7), set())):
     stream = EvalStream(split, [asked], resize=48)
     (batch,) = stream
     assert set(stream.broken) == broken and batch.mask.sum() == 1 - len(broken)
@@ -256,12 +225,11 @@ def test_what_only_fills_a_batch_is_not_counted_as_broken(tmp_path):
 
 @needs_tensorflow
 def test_files_that_are_gone_are_replaced_and_a_set_without_a_whole_image_ends_the_run(tmp_path):
-  cut = ODD["jpeg cut at 90 %"][0]
-  split = write_split(tmp_path, {"0.jpg": cut, "1.jpg": encode(ramp()), "2.jpg": cut})
+  split = write_split(tmp_path, {"0.jpg": CUT[0], "1.jpg": encode(ramp()), "2.jpg": CUT[0]})
   (tmp_path / "0.jpg").unlink()
   gone = "it cannot be read: No such file or directory"
   _, stream = train(split, batch_size=3, min_scale=1.0)
-  assert stream.broken == {0: gone, 2: ODD["jpeg cut at 90 %"][1]}
+  assert stream.broken == {0: gone, 2: CUT[1]}
   (tmp_path / "1.jpg").unlink()
   with pytest.raises(UserError, match="none of 3 images in a row .* [0-2].jpg in .*: repair"):
     train(split, batch_size=3, min_scale=1.0)
@@ -291,10 +259,10 @@ def test_an_image_that_changed_after_indexing_is_refused_and_read_anew(
   split = open_images(name="", path=str(root), cache=cache).train
   write(root, {"train/a/1.jpg": after})
   sizes = rf"\({len(before):,} bytes then, {len(after):,} now\)"
-  with pytest.raises(UserError, match=f"train/a/1.jpg in .* has changed .*{sizes}") as refused:
+  advice = f"remove its index {split.index}, and the same command makes it again"
+  with pytest.raises(UserError, match=f"train/a/1.jpg in .* has changed .*{sizes}: {advice}"):
     train(split, batch_size=2, min_scale=1.0)
-  assert str(refused.value).endswith("index was removed, and the same command makes it again.")
-  assert not (root / ".jaxspeed/images.npz").exists()
+  os.remove(split.index)
   again = open_images(name="", path=str(root), cache=cache).train
   assert len(train(again, batch_size=2, min_scale=1.0)[0]) == 1
 

@@ -5,15 +5,22 @@ import threading
 
 import numpy as np
 import pytest
-from image_streams import assert_equal, in_shards, joined, needs_tensorflow, steps_of, train
-from toy_images import write_split
+from image_files import (
+  assert_equal,
+  in_shards,
+  joined,
+  needs_tensorflow,
+  steps_of,
+  train,
+  write_split,
+)
 
 from jaxspeed.data.disk import crops, reading
-from jaxspeed.data.disk.reading import _TOGETHER, ReadAhead, chunks_of, window_of
+from jaxspeed.data.disk.reading import _TOGETHER, Part, ReadAhead, chunks_of, window_of
 from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 
-PARTS = [(i // 16, np.arange(i, min(i + 8, 50))) for i in range(0, 50, 8)]
+PARTS = [Part(i // 16, np.arange(i, min(i + 8, 50))) for i in range(0, 50, 8)]
 
 
 @pytest.fixture
@@ -34,8 +41,8 @@ def test_parts_come_in_order_however_long_each_takes(table, monkeypatch):
 
   monkeypatch.setattr(Table, "read", read)
   reader = ReadAhead(table, threads=20)
-  expected = [[b"%d" % n * (n + 1) for n in part] for _, part in PARTS]
-  assert list(reader.in_parts(iter(PARTS))) == expected
+  expected = [(part, [b"%d" % n * (n + 1) for n in part.numbers]) for part in PARTS]
+  assert list(reader.in_order(iter(PARTS))) == expected
   reader.close()
 
 
@@ -43,8 +50,8 @@ def test_as_many_images_are_read_at_once_as_there_are_threads(table, monkeypatch
   together, number = threading.Barrier(70), 70 * _TOGETHER
   monkeypatch.setattr(Table, "read", lambda *_: b"%d" % together.wait(60))
   reader = ReadAhead(table, threads=70)
-  (part,) = reader.in_parts(iter([(0, np.arange(number) % 50)]))
-  assert len(part) == number
+  ((_, images),) = reader.in_order(iter([Part(0, np.arange(number) % 50)]))
+  assert len(images) == number
   reader.close()
 
 
@@ -56,9 +63,9 @@ def test_it_reads_a_window_ahead_and_no_farther(table, threads):
   def parts():
     for number in range(1000):
       asked.append(number)
-      yield number // window, np.array([number % 50])
+      yield Part(number // window, np.array([number % 50]))
 
-  delivered = ReadAhead(table, threads=threads).in_parts(parts())
+  delivered = ReadAhead(table, threads=threads).in_order(parts())
   for number in range(3 * window):
     next(delivered)
     # The first part of the window after the next tells that the next one is whole.
@@ -68,9 +75,8 @@ def test_it_reads_a_window_ahead_and_no_farther(table, threads):
 def test_an_error_comes_at_its_turn(table, tmp_path):
   shards = in_shards(table, tmp_path / "shards")
   (tmp_path / "shards" / "1.bin").unlink()
-  delivered = ReadAhead(shards, threads=4).in_parts(iter(PARTS))
-  assert len(next(delivered)) == len(next(delivered)) == 8
-  next(delivered)
+  delivered = ReadAhead(shards, threads=4).in_order(iter(PARTS))
+  assert [len(next(delivered)[1]) for _ in range(3)] == [8, 8, 8]
   with pytest.raises(UserError, match=r"1.bin cannot be read \(No such file"):
     next(delivered)
 
@@ -99,10 +105,12 @@ def test_an_epoch_of_shards_reads_each_chunk_in_one_part(shards, monkeypatch):
     return real(descriptor, size, at)
 
   order = order_of(shards, 0)
-  parts = [(at // 100, order[at : at + 7]) for at in range(0, 1000, 7)]
+  parts = iter([Part(at // 100, order[at : at + 7]) for at in range(0, 1000, 7)])
   monkeypatch.setattr(os, "pread", pread)
-  found = [image for part in ReadAhead(shards, threads=4).in_parts(iter(parts)) for image in part]
-  assert found == [b"%03d" % n * (1 + n % 33) for n in order]
+  read = ReadAhead(shards, threads=4).in_order(parts)
+  assert [image for _, images in read for image in images] == [
+    b"%03d" % n * (1 + n % 33) for n in order
+  ]
   chunks = int(chunks_of(shards).max()) + 1
   # A chunk that a window cuts is read in two parts, and the images of a part at its end alone.
   assert chunks <= len(reads) < 3 * chunks and sum(reads) < 1.1 * shards.length.sum()

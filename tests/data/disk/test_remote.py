@@ -9,7 +9,7 @@ import socket
 import threading
 
 import pytest
-from image_streams import assert_equal, joined, needs_tensorflow, train
+from image_files import assert_equal, joined, needs_tensorflow, train
 from in_process import command
 from toy_images import toy_stream, write_folder
 

@@ -1,13 +1,13 @@
 """Copies and shards follow their originals, and training refuses those that do not."""
 
+import errno
 import json
 import os
 import re
 
 import pytest
-from edited_images import NAMES, edit, jpeg, pack, train
+from image_files import NAMES, edit, noise, notes_of_training, pack, tree, write
 from in_process import command
-from made_images import tree, write
 
 from jaxspeed.data.prepare import resize as resize_module
 from jaxspeed.data.prepare.resize import resize
@@ -25,7 +25,7 @@ class Copies:
     return resize(source, self.out, sizes=(8,), **options)
 
   def train(self, source, **data):
-    return train(source, copies=self.out, **data)
+    return notes_of_training(source, copies=self.out, **data)
 
 
 class Shards:
@@ -39,7 +39,7 @@ class Shards:
     return pack(source, self.out.parent, shards=shards)
 
   def train(self, source, **data):
-    return train(source, path=str(self.folder), sides=(0,), **data)
+    return notes_of_training(source, path=str(self.folder), sides=(0,), **data)
 
 
 @pytest.fixture(params=[Copies, Shards])
@@ -63,9 +63,9 @@ def test_what_is_new_or_edited_is_made_and_nothing_else(tmp_path, source, made):
   edit(source / "train/a/1.jpg")
   of_one = 1 if made.kind == "resize" else 4  # a shard of four
   assert made.make(source).made == of_one
-  write(source, {"train/c/new.jpg": jpeg(50)})
+  write(source, {"train/c/new.jpg": noise(50)})
   made.make(source)
-  for content, broken in ((b"broken", ["train/a/0.jpg"]), (jpeg(1), [])):
+  for content, broken in ((b"broken", ["train/a/0.jpg"]), (noise(1), [])):
     before = (source / "train/a/0.jpg").stat().st_mtime_ns
     write(source, {"train/a/0.jpg": content})
     os.utime(source / "train/a/0.jpg", ns=(before + 2 * 10**9, before + 2 * 10**9))
@@ -110,7 +110,7 @@ def test_an_image_that_is_edited_while_it_is_read_is_noticed(tmp_path, source, m
 CHANGES = {
   "edited": (lambda source: edit(source / "train/a/0.jpg"), r"have changed \(train/a/0.jpg\)"),
   "added": (
-    lambda source: write(source, {"train/c/new.jpg": jpeg(78)}),
+    lambda source: write(source, {"train/c/new.jpg": noise(78)}),
     "there were 15 then, and now 16",
   ),
   "renamed": (
@@ -150,9 +150,9 @@ def test_copies_and_shards_stand_alone(tmp_path, source, made):
   with pytest.raises(UserError, match="does not fit the images .*: there were images of other nam"):
     made.train(source)
   source.rename(tmp_path / "away")
-  assert train(tmp_path / "away", path=str(made.folder), sides=(0,)) == ()
+  assert notes_of_training(tmp_path / "away", path=str(made.folder), sides=(0,)) == ()
   source.mkdir()  # a disk that is not mounted
-  assert train(tmp_path / "away", path=str(made.folder), sides=(0,)) == ()
+  assert notes_of_training(tmp_path / "away", path=str(made.folder), sides=(0,)) == ()
 
 
 def test_only_a_sample_of_the_times_is_compared(source, made, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_damaged_description_is_one_short_sentence(source, made):
 
 
 def test_folders_of_others_are_not_written_over(tmp_path, source, made):
-  other = write(tmp_path / "other", {name: jpeg(7) for name in NAMES})
+  other = write(tmp_path / "other", {name: noise(7) for name in NAMES})
   before = tree(made.out)
   held = rf"holds what python -m jaxspeed.prepare {made.kind} \S*/"
   with pytest.raises(UserError, match=rf"{held}set .* makes: remove it, or name another folder"):
@@ -204,17 +204,20 @@ def test_files_of_one_folder_are_made_in_one_way(source, made):
     made.make(source, **options)
 
 
-def test_a_kill_between_leaves_no_lie(tmp_path, source, made, monkeypatch):
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left")])
+def test_a_kill_or_a_full_disk_leaves_no_lie(tmp_path, source, made, monkeypatch, fault):
   """Whatever write is the last, the folder is refused, and the command ends in the same bytes."""
+  half = made.folder / "train" if made.kind == "resize" else made.folder
+  write(half, {".jaxspeed-4711": b"what a kill leaves of a file"})
   edit(source / "train/a/1.jpg", seed=70)
   edit(source / "train/c/1.jpg", seed=71)
-  write(source, {"val/b/8.jpg": jpeg(72)})
+  write(source, {"val/b/8.jpg": noise(72)})
   real, left = os.replace, [0]
 
   def replace(*names):
     left[0] -= 1
     if left[0] < 0:
-      raise KeyboardInterrupt
+      raise fault
     return real(*names)
 
   sentence = mend(made, source)[0]
@@ -225,12 +228,13 @@ def test_a_kill_between_leaves_no_lie(tmp_path, source, made, monkeypatch):
       try:
         made.make(source)
         break
-      except KeyboardInterrupt:
-        pass
+      except (KeyboardInterrupt, UserError) as error:
+        told = str(error)
+        assert "cannot be written (No space left): " in told or not told
     paths = (made.folder,) if made.kind == "resize" else (made.folder, *made.folder.parents[:2])
     for path in paths:
       with pytest.raises(UserError, match=re.escape(sentence)):
-        train(source, path=str(path), sides=(0,))
+        notes_of_training(source, path=str(path), sides=(0,))
     with pytest.raises(UserError, match=re.escape(sentence)):
       made.train(source)
   assert 3 < last < 99
@@ -246,15 +250,15 @@ def test_shards_of_copies_follow_the_originals(tmp_path, source):
   resize(source, out, sizes=(8,))
   pack(out / "8", tmp_path)
   folder = tmp_path / "sets/set/1.0.0"
-  assert train(source, path=str(folder), sides=(0,)) == ()
+  assert notes_of_training(source, path=str(folder), sides=(0,)) == ()
   edit(source / "train/a/0.jpg")
   with pytest.raises(UserError, match=f"{out}/8 does not fit the images .* --sizes=8\\."):
-    train(source, path=str(folder), sides=(0,))
+    notes_of_training(source, path=str(folder), sides=(0,))
   resize(source, out, sizes=(8,))
   with pytest.raises(UserError, match="1.0.0 does not fit the images in .*/8: 1 of 15 sampled"):
-    train(source, path=str(folder), sides=(0,))
+    notes_of_training(source, path=str(folder), sides=(0,))
   pack(out / "8", tmp_path)
-  assert train(source, path=str(folder), sides=(0,)) == ()
+  assert notes_of_training(source, path=str(folder), sides=(0,)) == ()
 
 
 def test_copies_of_several_sizes_are_named_together(tmp_path, source):
@@ -263,6 +267,6 @@ def test_copies_of_several_sizes_are_named_together(tmp_path, source):
   edit(source / "train/a/0.jpg")
   for path, sides in ((source, (16,)), (out / "8", (0,))):
     with pytest.raises(UserError, match=rf"{source} {out} --sizes=8,16 --quality=80\."):
-      train(path, copies=out, sides=sides)
+      notes_of_training(path, copies=out, sides=sides)
   resize(source, out, sizes=(8, 16), quality=80)
-  assert train(source, copies=out, sides=(8, 16)) == ()
+  assert notes_of_training(source, copies=out, sides=(8, 16)) == ()

@@ -5,8 +5,7 @@ import os
 import numpy as np
 import pytest
 import tiny_sets
-from edited_images import pack, train
-from made_images import decoded, encoded, images_in, small_set, smooth, tree, write
+from image_files import decoded, encode, images_in, notes_of_training, pack, ramp, small_set, write
 
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.formats.protobuf import make_frames
@@ -18,9 +17,7 @@ from jaxspeed.errors import UserError
 @pytest.fixture
 def images(tmp_path):
   source = small_set(tmp_path / "source", train=60, held_out=5)
-  return write(
-    source, {"train/b/broken.jpg": b"", "val/a/as png.jpg": encoded(smooth(9, 8), "PNG")}
-  )
+  return write(source, {"train/b/broken.jpg": b"", "val/a/as png.jpg": encode(ramp(9, 8), "PNG")})
 
 
 def records_of(shard):
@@ -59,21 +56,6 @@ def test_shards_hold_the_files_as_they_are(tmp_path, images):
   assert all(0.2 < share < 0.8 for share in shares)  # 30 of 60 in all
 
 
-def test_shards_that_are_there_stay(tmp_path, images):
-  write_shards(images, tmp_path / "sets", name="tiny", shards=4)
-  folder = shards_folder(tmp_path / "sets", "tiny")
-  whole = tree(folder)
-  for name in ("tiny-train.tfrecord-00002-of-00004", "dataset_info.json", "features.json"):
-    (folder / name).unlink()
-  for each in (folder, folder / ".jaxspeed"):
-    (each / ".jaxspeed-4711").write_bytes(b"half")
-  kept = folder / "tiny-train.tfrecord-00000-of-00004"
-  touched = kept.stat().st_mtime_ns
-  again = write_shards(images, tmp_path / "sets", name="tiny", shards=4)
-  assert again.made == 15 and kept.stat().st_mtime_ns == touched
-  assert tree(folder) == whole
-
-
 def test_the_number_of_shards_follows_the_number_of_images(tmp_path, images):
   write_shards(images, tmp_path, name="one")
   write_shards(images, tmp_path, name="many", shards=20)
@@ -88,7 +70,7 @@ def test_names_that_tfds_does_not_take(tmp_path, images):
   for name in ("my-set", "Set", "1", "", "a/b", 101 * "a"):
     with pytest.raises(UserError, match=f"--name={name}: TFDS's names are lower-case"):
       write_shards(images, tmp_path, name=name)
-  data = encoded(smooth(9, 8))
+  data = encode(ramp(9, 8))
   for name in ("b ", "b\n", "b\udcff"):  # no line of text
     files = {f"{split}/{name}/x.jpg": data for split in ("train", "val")}
     with pytest.raises(UserError, match="cannot be a line of label.labels.txt"):
@@ -151,14 +133,14 @@ def test_two_classes_of_one_name_are_refused(tmp_path, source):
   folder = shards_folder(tmp_path / "sets", "set")
   (folder / "label.labels.txt").write_text("a\nb\na\n")
   with pytest.raises(UserError, match="1.0.0 has two classes that look alike, 0: 'a' and 2: 'a'"):
-    train(source, path=str(folder), sides=(0,))
+    notes_of_training(source, path=str(folder), sides=(0,))
 
 
 def test_shards_of_a_folder_without_splits_follow_it(tmp_path, source):
   flat = source / "train"
   pack(flat, tmp_path)
   folder = shards_folder(tmp_path / "sets", "set")
-  assert train(source, path=str(folder), sides=(0,)) == ()
+  assert notes_of_training(source, path=str(folder), sides=(0,)) == ()
   (flat / "a/0.jpg").rename(flat / "a/7.jpg")
   with pytest.raises(UserError, match="there were images of other names; run"):
-    train(source, path=str(folder), sides=(0,))
+    notes_of_training(source, path=str(folder), sides=(0,))
