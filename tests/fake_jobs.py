@@ -20,7 +20,6 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import open_locked
 from jaxspeed.launch import record
 from jaxspeed.launch.executor import KINDS, Executor, Found
-from jaxspeed.launch.local import Local
 from jaxspeed.launch.record import RECORD, Event, Facts, Job, add_line
 from jaxspeed.launch.runs import LAUNCHER
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
@@ -29,12 +28,16 @@ QUICKSTART = str(ROOT / "configs" / "quickstart.py")
 NOW = 1_800_000_000
 TOKEN = "5b0f"
 SUBMITTED = (Event(NOW - 7200, "submit", TOKEN),)
-CANCELLED = Event(NOW - 60, "cancel")
 
 
 def event(what: str, ago: float = 3600, restart: int = 0, detail: str = "", **more: Any) -> Event:
   """A line of a record, `ago` seconds before NOW."""
   return Event(NOW - ago, what, more.pop("token", TOKEN), restart, "n1", detail, **more)
+
+
+def ended(*codes: int) -> dict[int, list[Event]]:
+  """The records of tasks that ended with these exit codes."""
+  return {i: [event("ended", 30, code=code)] for i, code in enumerate(codes)}
 
 
 def write_run(root: pathlib.Path, name: str = "run") -> pathlib.Path:
@@ -229,8 +232,3 @@ def program(path: pathlib.Path, text: str) -> str:
   path.write_text(text)
   path.chmod(0o755)
   return os.fspath(path)
-
-
-def local(**values: Any) -> Local:
-  """This machine without its GPUs."""
-  return Local(**({"gpus": 0} | values))

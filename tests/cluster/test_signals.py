@@ -89,9 +89,8 @@ def test_a_signal_at_any_moment_saves_and_the_run_goes_on_with_the_same_bits(
   before = signal.getsignal(number)
   with monkeypatch.context() as patched:
     moment(patched, once(number))
-    with pytest.raises(
-      Stopped, match=rf"saved step {saved} of 18 in .* resumes the run"
-    ) as stopped:
+    expected = rf"saved step {saved} of 18 in .* resumes the run"
+    with pytest.raises(Stopped, match=expected) as stopped:
       session.train(digits(), str(tmp_path))
   assert stopped.value.exit_code == code
   assert signal.getsignal(number) is before

@@ -4,17 +4,7 @@ import json
 import types
 
 import pytest
-from fake_jobs import (
-  CANCELLED,
-  NOW,
-  SUBMITTED,
-  TOKEN,
-  event,
-  fake_executor,
-  result_of,
-  write_job,
-  write_run,
-)
+from fake_jobs import NOW, SUBMITTED, TOKEN, ended, event, result_of, write_job, write_run
 
 from jaxspeed.launch import record, state
 from jaxspeed.launch.executor import Found
@@ -25,7 +15,7 @@ PENDING, RUNNING, ABSENT = Found(False), Found(True), None
 STARTED = event("started", detail="7")
 NEW = (Event(NOW - 5, "submit", TOKEN),)
 AGAIN = (Event(NOW - 5, "submit", "t2"),)
-CANCEL = (*SUBMITTED, CANCELLED)
+CANCEL = (*SUBMITTED, Event(NOW - 60, "cancel"))
 SILENT = "it is gone, and did not say how it ended"
 
 
@@ -37,10 +27,6 @@ def now(monkeypatch):
 @pytest.fixture
 def run(tmp_path):
   return write_run(tmp_path)
-
-
-def ended(*codes, restart=0):
-  return {i: [event("ended", 30, restart, code=code)] for i, code in enumerate(codes)}
 
 
 # What is in the folder; the state that each answer of the scheduler makes of it, by first letters
@@ -191,35 +177,29 @@ def test_the_last_lines_of_a_log(run, log, lines):
 # All jobs of a run
 
 
-@pytest.fixture
-def executor():
-  with fake_executor() as fake:
-    yield fake
-
-
 FAKE = {"executor": {"kind": "fake"}}
 
 
-def test_the_scheduler_is_asked_once_about_the_jobs_that_have_not_ended(run, executor):
+def test_the_scheduler_is_asked_once_about_the_jobs_that_have_not_ended(run, fake):
   write_job(run, "a", notes=[STARTED], **FAKE)
   write_job(run, "b", **FAKE)
   write_job(run, "c", result=result_of(), **FAKE)
   write_job(run, "d", notes=[event("failed")], **FAKE)
   write_job(run, "e", requests=(), **FAKE)
-  executor.said = {"a": RUNNING}
+  fake.said = {"a": RUNNING}
   found = statuses(run, record.read_jobs(run))
   assert [status.state for status in found] == ["running", "failed", "done", "failed", "pending"]
-  assert executor.asked == [("states", "a", "b")] and found.notes == ()
-  executor.asked.clear()
+  assert fake.asked == [("states", "a", "b")] and found.notes == ()
+  fake.asked.clear()
   assert statuses(run, [facts for facts in record.read_jobs(run) if facts.job.name in "cd"])
-  assert executor.asked == []
+  assert fake.asked == []
 
 
-def test_what_the_scheduler_does_not_say_is_noted(run, executor, monkeypatch):
+def test_what_the_scheduler_does_not_say_is_noted(run, fake, monkeypatch):
   write_job(run, "a", notes=[STARTED], **FAKE)
   write_job(run, "b", notes=[event("requeued")], **FAKE)
-  monkeypatch.setattr(executor, "warning", lambda *_: "the queue does not run")
-  executor.said = None
+  monkeypatch.setattr(fake, "warning", lambda *_: "the queue does not run")
+  fake.said = None
   found = statuses(run, record.read_jobs(run))
   assert [status.state for status in found] == ["running", "requeued"]
   silent = "fake does not answer: the states are those that the jobs wrote last"

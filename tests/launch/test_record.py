@@ -19,7 +19,6 @@ from fake_jobs import (
   event,
   facts_of,
   fake_python,
-  local,
   lock_elsewhere,
   write_job,
   write_run,
@@ -27,7 +26,7 @@ from fake_jobs import (
 from in_process import command, mistake
 
 from jaxspeed.errors import UserError
-from jaxspeed.launch import record, runs, submit
+from jaxspeed.launch import Local, record, runs, submit
 from jaxspeed.launch.executor import Planned
 from jaxspeed.launch.record import ends_of
 from jaxspeed.launch.runs import RUN_FILE
@@ -36,26 +35,19 @@ from jaxspeed.launch.worker import work
 # Events
 
 
-@pytest.mark.parametrize(
-  "line",
-  [
-    b"",
-    b"[]",
-    b"\xff\xfe",
-    b'{"time": 1.0, "wh',
-    b'{"time": 1.0}',
-    b'{"time": 1.0, "what": "failed", "restart": 1.5}',
-    b'{"time": 1.0, "what": "failed", "restart": ' + b"9" * 5000 + b"}",
-  ],
-)
+FAILED = b'{"time": 1.0, "what": "failed"'
+DAMAGED = [b"", b"[]", b"\xff\xfe", b'{"time": 1.0, "wh', b'{"time": 1.0}']
+DAMAGED += [FAILED + b', "restart": ' + number + b"}" for number in (b"1.5", b"9" * 5000)]
+
+
 @pytest.mark.parametrize("name", [".launch/requests", "a/launch/job"])
-def test_damaged_lines_and_a_last_one_that_was_cut_off_do_not_count(tmp_path, line, name):
+def test_damaged_lines_and_a_last_one_that_was_cut_off_do_not_count(tmp_path, name):
   write_job(tmp_path, notes=[event("started"), event("requeued", 60)])
   record.request(tmp_path, "submit", [facts_of(tmp_path / "a")], TOKEN)
   facts = facts_of(tmp_path / "a")
   path = tmp_path / f"{name}.jsonl"
   first, second = path.read_bytes().splitlines()
-  path.write_bytes(b"\n".join([first, line, second, b'{"time": 1.0, "what": "failed"}']))
+  path.write_bytes(b"\n".join([first, *DAMAGED, second, FAILED + b"}"]))
   assert facts_of(facts.folder) == facts
 
 
@@ -75,7 +67,7 @@ def test_only_files_of_tasks_say_how_tasks_ended(tmp_path):
 
 def made(run, **overrides):
   """The record of a job that is planned."""
-  planned = Planned("a", "configs/quickstart.py", overrides, local(price_per_hour=2.0))
+  planned = Planned("a", "configs/quickstart.py", overrides, Local(gpus=0, price_per_hour=2.0))
   return submit.job_of(run, planned, config_of(overrides), code="abc")
 
 
@@ -90,7 +82,7 @@ def test_jobs_are_read_as_they_were_written_in_their_order(tmp_path):
   assert (job.epochs, job.metric, job.sources) == (3.0, "top1", "abc")
   fields = {"epochs": 3.0, "data.mean": [1.0, 2.0, 3.0], "seed": 4, "cost_per_hour": 2.0}
   assert job.overrides == fields and job.cwd == str(pathlib.Path.cwd())
-  assert job.executor == local(price_per_hour=2.0).to_dict()
+  assert job.executor == Local(gpus=0, price_per_hour=2.0).to_dict()
   assert (facts.requests, facts.notes, facts.foreign) == ([], [], "")
   # Places of data and caches make no other job.
   same = made(run, **{"epochs": 3.0, "data.mean": (1.0, 2.0, 3.0), "seed": 4, "data.path": "/x"})
@@ -111,9 +103,7 @@ def test_a_damaged_run(tmp_path, name, value):
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
   (tmp_path / "notes.txt").touch()
-  with pytest.raises(
-    UserError, match=r"is not empty and holds no run .*\(notes.txt\): choose anoth"
-  ):
+  with pytest.raises(UserError, match=r"is not empty and holds no run .*\(notes.txt\): choose"):
     runs.create_run(tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
   # A submission that died before it wrote run.json may be repeated.
@@ -140,7 +130,7 @@ def run(tmp_path):
   """A run whose job names programs that leave a trace, with a seal that is not ours."""
   folder, trace = write_run(tmp_path), tmp_path / "trace"
   python = fake_python(tmp_path, {"a": [f"touch {trace}"]})
-  write_job(folder, "a", executor=local(python=python, setup=[f"touch {trace}"]).to_dict())
+  write_job(folder, "a", executor=Local(gpus=0, python=python, setup=[f"touch {trace}"]).to_dict())
   change(folder, seal="0" * 64)
   yield folder
   assert not trace.exists()
@@ -174,7 +164,7 @@ def test_a_worker_takes_no_job_of_a_stranger(run):
 
 
 def test_a_change_of_what_was_submitted_breaks_the_seal(tmp_path):
-  facts = write_job(write_run(tmp_path), "a", executor=local().to_dict())
+  facts = write_job(write_run(tmp_path), "a", executor=Local(gpus=0).to_dict())
   assert facts.foreign == ""
   jobs = json.loads((tmp_path / "run" / "run.json").read_text())["jobs"]
   jobs[0]["executor"]["setup"] = ["true"]
@@ -232,7 +222,7 @@ def test_a_process_that_a_file_names_is_not_signalled(tmp_path, number):
   other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
   run = write_run(tmp_path)
   started = event("started", detail=number.format(other=other.pid))
-  executor = local().to_dict()
+  executor = Local(gpus=0).to_dict()
   facts = write_job(run, "a", notes=[event("started")], tasks={0: [started]}, executor=executor)
   (run / ".launch" / "place.0.lock").write_text("a")
   with lock_elsewhere(run / ".launch" / "place.0.lock"):

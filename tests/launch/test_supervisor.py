@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from fake_jobs import TOKEN, event, facts_of, program, write_job, write_run
+from fake_jobs import TOKEN, ended, event, facts_of, program, write_job, write_run
 from fake_slurm import FakeSlurm
 
 from jaxspeed.launch.command import FILES
@@ -38,10 +38,6 @@ ENDS = [
   ((), 3, ("failed", 3, "ended with exit code 3")),
   ((), 137, ("requeued", 137, "killed by signal 9")),
 ]
-
-
-def ended(*codes, restart=0):
-  return {i: [event("ended", 30, restart, code=code)] for i, code in enumerate(codes)}
 
 
 @pytest.mark.parametrize("codes, code, verdict", ENDS)
