@@ -267,7 +267,6 @@ def free(count):
   "place, how",
   [
     ("orbax.checkpoint.StandardCheckpointer.save", {"side_effect": ZeroDivisionError}),
-    ("jaxspeed.run.checkpoint.os.fsync", FULL),  # it is on the disk before the manifest
     ("jaxspeed.run.checkpoint.write_atomically", FULL),
     ("shutil.disk_usage", free(NEEDED - 1)),
   ],
@@ -279,6 +278,14 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoints(two, place, how):
   with mock.patch("shutil.disk_usage", **free(NEEDED)):
     save(two, 3)
   assert newest(two) == 3
+
+
+def test_arrays_are_on_the_disk_before_their_manifest(two):
+  with mock.patch("jaxspeed.run.checkpoint.write_atomically") as written:
+    with mock.patch("os.fsync", **FULL), pytest.raises(OSError):
+      save(two, 3)
+  written.assert_not_called()
+  assert newest(two) == 2
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_no_failure_to_save(two, monkeypatch):

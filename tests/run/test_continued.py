@@ -160,10 +160,7 @@ def cache(trained, tmp_path, monkeypatch):
   (folder / "refs" / "main").write_text(COMMIT)
   variables = jax.device_get(params_of(trained)[1].state.eval_variables())
   save_weights(folder / "snapshots" / COMMIT / "model.safetensors", variables, VIT)
-  nobody = "http://127.0.0.1:9"  # as HF_ENDPOINT, read when the library is imported, sets it
-  monkeypatch.setattr(constants, "ENDPOINT", nobody)
-  form = f"{nobody}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-  monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", form)
+  monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
   def use(name):
     hub.fetch.cache_clear()
