@@ -1,6 +1,5 @@
 """Axes, ticks and lines of charts."""
 
-import json
 import random
 
 import pytest
@@ -65,9 +64,3 @@ def test_an_outlier_does_not_flatten_a_loss(values, kept):
   assert (shown.highest > shown.most) == (kept is not None)
   assert shown.axes.y[1] < 3 * (kept or sorted(values))[-1]
   assert chart(Line("b", range(len(values)), values)).most == max(values)
-
-
-def test_a_long_line_is_thinned_and_keeps_its_end():
-  x = list(range(10_000))
-  series = json.loads(chart(Line("b", x, x)).for_tooltip)["series"][0]
-  assert len(series["x"]) == 240 and series["y"][-1] == "9999.00"

@@ -95,23 +95,17 @@ def test_what_the_rows_of_some_runs_have(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.float16
-@pytest.mark.parametrize(
-  "epochs, words",
-  [
-    (
-      3.0,
-      "24 steps in a row were skipped, as their float16 gradients overflowed, at step 24 of 27: "
-      r"the run stops, there is no checkpoint yet; --config.loss_scale=1e\+38 is too large, 0 ",
-    ),
+def test_a_loss_scale_that_always_overflows_has_no_result(tmp_path):
+  skipped = r"24 steps in a row were skipped, .*, at step 24 of 27: .* there is no checkpoint yet; "
+  for epochs, words in (
+    (3.0, skipped + r"--config.loss_scale=1e\+38 is too large, 0 "),
     (2.0, "all 18 steps of the run were skipped"),
-  ],
-)
-def test_a_loss_scale_that_always_overflows_has_no_result(tmp_path, epochs, words):
-  # No gradient times 10^38 is finite in float16.
-  config = digits(precision="float16", loss_scale=1e38, epochs=epochs)
-  with pytest.raises(UserError, match=words):
-    train(config, str(tmp_path / "none"))
-  assert not (tmp_path / "none" / "result.json").exists()
+  ):
+    # No gradient times 10^38 is finite in float16.
+    config = digits(precision="float16", loss_scale=1e38, epochs=epochs)
+    with pytest.raises(UserError, match=words):
+      train(config, str(tmp_path / str(epochs)))
+    assert not (tmp_path / str(epochs) / "result.json").exists()
 
 
 def test_a_run_leaves_as_many_images_as_its_field_says_and_a_warm_up_changes_nothing(
@@ -130,11 +124,10 @@ def test_a_run_leaves_as_many_images_as_its_field_says_and_a_warm_up_changes_not
 def test_a_finished_run_is_told_and_not_trained_again(finished, tmp_path, capsys):
   folder, result = finished
   before = (folder / "result.json").stat().st_mtime_ns
-  assert train(digits(), str(folder)) == result
-  assert "finished" in capsys.readouterr().out
   # Places may differ.
-  config = digits(**{"data.cache": str(tmp_path), "cost_per_hour": 2.0})
-  assert train(config, str(folder)) == result
+  for fields in ({}, {"data.cache": str(tmp_path), "cost_per_hour": 2.0}):
+    assert train(digits(**fields), str(folder)) == result
+    assert "finished" in capsys.readouterr().out
   assert (folder / "result.json").stat().st_mtime_ns == before
 
 
