@@ -69,53 +69,41 @@ def test_printed_numbers_have_all_their_digits(name, field):
   assert {(column[3], column[5]) for column in columns} == {("10", "0.1")}
 
 
-def test_the_exchange_of_a_step_is_told():
-  text = planned("imagenet_lars:4096", "--config.allreduce.group_mb=1000", "--devices=16")
-  # 25,557,032 weights of 4 bytes; 53,120 running statistics and 4 sums.
-  assert text.splitlines()[-1] == (
-    "gradients: 102.2 MB a step in 1 all-reduce, and 0.21 MB of statistics in one"
-  )
+# A recipe with flags, and lines that are printed: weights of 4 bytes, 53,120 running statistics and
+# 4 sums; lr 11.5 and wd 0.0153 of legacy/airbench94.py, biases with 64 times the rate; 9.0 and
+# 0.012 of airbench96_faster.py; lr 0.24, bias_lr 0.053, head_lr 0.67, wd 2e-6 * 2000 of
+# airbench94_muon.py. The rates end one step before their last value. With LARS the head is one of
+# the kernels, and the other groups do not decay.
+TOLD = """
+imagenet_lars:4096 --config.allreduce.group_mb=1000 --devices=16
+  gradients: 102.2 MB a step in 1 all-reduce, and 0.21 MB of statistics in one
+imagenet18:1 --parameters
+  | head/kernel | (2048, 1000) |
+  Total: 25,557,032
+cifar10_airbench:94 --groups
+  kernel 1,967,616 1.5 -> 0.1088 0.00133 0.85 11.5 -> 0.8341 0.0153
+  bias 1,152 96 -> 6.963 2.079e-05 0.85 736 -> 53.39 0.0153
+  whiten_bias 24 1.5 -> 0 0.00133 0.85 11.5 -> 0 0.0153
+  frozen 288 not trained
+cifar10_airbench:96_faster --groups
+  0.587 -> 0.0003019 0.002667 0.85 9 -> 0.00463 0.012
+cifar10_airbench:94_muon --groups
+  kernel 1,967,616 0.24 -> 0.0012 0 0.6 0.24 -> 0.0012 0
+  head 2,560 1340 -> 6.7 2.985e-06 0.85 0.67 -> 0.00335 0.004
+  whiten_bias 24 106 -> 0 3.774e-05 0.85 0.053 -> 0 0.004
+imagenet_lars:4096 --groups
+  kernel 25,502,912 10 -> 0.0001001 0.0002 0.9
+  scale 26,560 10 -> 0.0001001 0 0.9
+imagenet_vit --config.optimizer.layer_decay=0.75 --groups
+  each layer before has 0.75 times it
+"""
 
 
-def test_the_parameters_are_listed():
-  text = planned("imagenet18:1", "--parameters")
-  rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
-  assert {row[1].strip(): row[2].strip() for row in rows}["head/kernel"] == "(2048, 1000)"
-  assert "Total: 25,557,032" in text
-
-
-@pytest.mark.parametrize(
-  "recipe, rows",
-  [
-    # lr 11.5 and wd 0.0153 of legacy/airbench94.py, biases with 64 times the rate; 9.0 and 0.012
-    # of airbench96_faster.py; lr 0.24, bias_lr 0.053, head_lr 0.67, wd 2e-6 * 2000 of
-    # airbench94_muon.py. The rates end one step before their last value.
-    (
-      "cifar10_airbench:94",
-      """kernel 1,967,616 1.5 -> 0.1088 0.00133 0.85 11.5 -> 0.8341 0.0153
-      bias 1,152 96 -> 6.963 2.079e-05 0.85 736 -> 53.39 0.0153
-      whiten_bias 24 1.5 -> 0 0.00133 0.85 11.5 -> 0 0.0153
-      frozen 288 not trained""",
-    ),
-    ("cifar10_airbench:96_faster", "0.587 -> 0.0003019 0.002667 0.85 9 -> 0.00463 0.012"),
-    (
-      "cifar10_airbench:94_muon",
-      """kernel 1,967,616 0.24 -> 0.0012 0 0.6 0.24 -> 0.0012 0
-      head 2,560 1340 -> 6.7 2.985e-06 0.85 0.67 -> 0.00335 0.004
-      whiten_bias 24 106 -> 0 3.774e-05 0.85 0.053 -> 0 0.004""",
-    ),
-    # With LARS the head is one of the kernels, and the other groups do not decay.
-    (
-      "imagenet_lars:4096",
-      """kernel 25,502,912 10 -> 0.0001001 0.0002 0.9
-      scale 26,560 10 -> 0.0001001 0 0.9""",
-    ),
-    ("imagenet_vit --config.optimizer.layer_decay=0.75", "each layer before has 0.75 times it"),
-  ],
-)
-def test_the_groups_of_parameters_are_listed_in_the_units_of_the_original(recipe, rows):
-  lines = [" ".join(line.split()) for line in planned(*recipe.split(), "--groups").splitlines()]
-  for row in rows.splitlines():
+@pytest.mark.parametrize("case", re.split(r"\n(?=\S)", TOLD.strip()))
+def test_figures_are_printed_in_the_units_of_the_original(case):
+  arguments, *rows = case.splitlines()
+  lines = [" ".join(line.split()) for line in planned(*arguments.split()).splitlines()]
+  for row in rows:
     assert any(row.strip() in line for line in lines), (row, lines)
 
 
