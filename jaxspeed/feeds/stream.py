@@ -1,8 +1,10 @@
-"""The feed of images from disk: programs by shape, batches sent to the devices."""
+"""The feed of images from disk: programs by shape, a run's batches, the wait for them."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -12,18 +14,23 @@ from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from jaxspeed.data.balance import balanced_order
 from jaxspeed.data.batch import Batch, seed_key
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.sets import ImageSets, open_sets
+from jaxspeed.data.disk.streams import TrainStream
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.broken import check_headers
-from jaxspeed.feeds.evaluation import abstract_batch, make_evaluation, small_squares
-from jaxspeed.feeds.input_wait import InputWait
+from jaxspeed.feeds.evaluation import (
+  abstract_batch,
+  how_to_read,
+  make_evaluation,
+  small_squares,
+)
 from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
-from jaxspeed.feeds.train_batches import first_images, train_batches
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase
 from jaxspeed.records.console import progress_bar
@@ -207,3 +214,129 @@ class StreamFeed(Feed):
 
 def _train_key(phase: Phase) -> tuple:
   return ("train", phase.batch_size, phase.image_size)
+
+
+def train_batches(
+  sets: ImageSets, spec: TrainSpec, seed: int, first_step: int, broken: Broken
+) -> Generator[Batch]:
+  """Yield the batch of each step from `first_step` on; closing the generator ends its threads.
+
+  The stream of a phase opens in the last epoch before it, so that it has batches ready.
+
+  Args:
+    sets: the open image sets.
+    spec: the run's specification.
+    seed: the run's seed.
+    first_step: the number of the first step.
+    broken: takes the images that could not be read.
+  """
+  plan = spec.plan
+  opened: dict[Phase, TrainStream] = {}
+
+  def open_stream(phase: Phase, begin: int) -> None:
+    end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
+    if phase not in opened and begin < end:
+      opened[phase] = _stream(sets, spec, phase, seed, map(plan.epoch_of, range(begin, end)))
+
+  try:
+    for step in range(first_step, plan.total_steps):
+      phase, (epoch, _) = plan.phase_of(step), plan.epoch_of(step)
+      for ended in [each for each in opened if each.first_epoch < phase.first_epoch]:
+        opened.pop(ended).close()
+      open_stream(phase, step)
+      stream = opened[phase]
+      batch = next(stream)
+      broken |= {("train", stream.split.name(i)): why for i, why in stream.broken.items()}
+      stream.broken.clear()
+      yield batch
+      for each in plan.phases:
+        if each.first_epoch == epoch + 1:
+          open_stream(each, each.first_step)
+  finally:
+    for stream in opened.values():
+      stream.close()
+
+
+def first_images(sets: ImageSets, spec: TrainSpec, seed: int, step: int, count: int) -> Batch:
+  """The first `count` images of the epoch that begins with `step`, for a report."""
+  phase = dataclasses.replace(spec.plan.phase_of(step), batch_size=count)
+  steps = [(spec.plan.epoch_of(step)[0], 0)]
+  stream = _stream(sets, spec, phase, seed, steps, process=0, processes=1)
+  try:
+    batch = next(stream)
+    return batch.replace(image=np.array(batch.image))
+  finally:
+    stream.close()
+
+
+def _stream(
+  sets: ImageSets,
+  spec: TrainSpec,
+  phase: Phase,
+  seed: int,
+  steps: Iterable[tuple[int, int]],
+  **part: int,
+) -> TrainStream:
+  """A stream of a phase's batches with these numbers of epoch and step."""
+  config, split = spec.config, sets.sets[phase.copies].train
+  order = None
+  if config.data.balance == "sampling":
+    parts = dict(images=phase.images, flip=config.augment.flip)
+    order = functools.partial(balanced_order, split.label, seed, **parts)
+  return TrainStream(
+    split,
+    seed=seed,
+    image_size=phase.image_size,
+    batch_size=phase.batch_size,
+    min_scale=phase.min_scale,
+    flip=config.augment.flip,
+    steps=steps,
+    order=order,
+    **how_to_read(spec) | part,
+  )
+
+
+def _end_of(loss: Any) -> float:
+  """Waits for the step that computes `loss`; returns the time of its end, in seconds."""
+  loss.block_until_ready()
+  return time.monotonic()
+
+
+class InputWait:
+  """Measures the seconds in which the devices had no step under way because a batch was missing.
+
+  A wait starts at the end of the last step, or at the request for the next batch if that is later,
+  and ends when the batch comes. A thread waits for the end of each step, because the loop itself is
+  then waiting for the batch.
+  """
+
+  def __init__(self) -> None:
+    self._pool = ThreadPoolExecutor(1, thread_name_prefix="step ends")
+    self._step: tuple[Any, Future[float]] | None = None
+    self._seconds = 0.0
+
+  def dispatched(self, loss: Any) -> None:
+    """Notes that the step that computes `loss` is under way."""
+    self._step = loss, self._pool.submit(_end_of, loss)
+
+  def take(self, batches: Iterator[Any]) -> Any:
+    """Returns the next batch; counts the wait for it while no step is under way."""
+    idle_from = time.monotonic()
+    batch = next(batches)
+    end = time.monotonic()
+    if self._step is not None:
+      loss, ended = self._step
+      # The loop finds out about a step that failed.
+      under_way = not loss.is_ready() or ended.exception() is not None
+      idle_from = end if under_way else max(idle_from, ended.result())
+    self._seconds += max(0.0, end - idle_from)
+    return batch
+
+  def take_seconds(self) -> float:
+    """The seconds measured since the last call."""
+    seconds, self._seconds = self._seconds, 0.0
+    return seconds
+
+  def close(self) -> None:
+    """Ends the thread after the steps under way, without waiting for them."""
+    self._pool.shutdown(wait=False, cancel_futures=True)

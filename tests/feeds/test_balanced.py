@@ -15,7 +15,7 @@ from jaxspeed.data.balance import balanced_order
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.resident import ResidentFeed
-from jaxspeed.feeds.train_batches import train_batches
+from jaxspeed.feeds.stream import train_batches
 from jaxspeed.run.setup import class_counts, open_data, plan_of, uneven_classes
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import make_train_spec

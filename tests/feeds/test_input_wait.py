@@ -6,7 +6,7 @@ import time
 import pytest
 from toy_images import toy_stream
 
-from jaxspeed.feeds import input_wait, train_batches
+from jaxspeed.feeds import stream
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.session import train
@@ -57,7 +57,7 @@ def clock(monkeypatch):
         yield self.sleep(seconds)
 
   clock = Clock()
-  monkeypatch.setattr(input_wait, "time", clock)
+  monkeypatch.setattr(stream, "time", clock)
   return clock
 
 
@@ -67,7 +67,7 @@ def clock(monkeypatch):
   [(180.0, 30.0, 150.0), (180.0, 9.0, 171.0), (30.0, 30.0, 0.0), (10.0, 30.0, 0.0)],
 )
 def test_waiting_is_measured_from_the_end_of_the_step(clock, batch_seconds, step_seconds, idle):
-  wait, batches = input_wait.InputWait(), clock.batches(batch_seconds)
+  wait, batches = stream.InputWait(), clock.batches(batch_seconds)
   wait.take(batches)
   assert wait.take_seconds() == batch_seconds  # nothing was under way
   end = clock.now
@@ -83,7 +83,7 @@ def test_waiting_is_measured_from_the_end_of_the_step(clock, batch_seconds, step
 
 @pytest.mark.parametrize(("end", "waited"), [(1.0, 2.0), (None, 0.0)])
 def test_what_passes_before_a_request_and_after_a_failure_is_no_wait(clock, end, waited):
-  wait = input_wait.InputWait()
+  wait = stream.InputWait()
   wait.dispatched(Loss(clock, end))
   clock.sleep(5.0)
   wait.take(clock.batches(2.0))
@@ -91,7 +91,7 @@ def test_what_passes_before_a_request_and_after_a_failure_is_no_wait(clock, end,
   wait.close()
 
 
-class SlowNoise(train_batches.TrainStream):
+class SlowNoise(stream.TrainStream):
   """Half a second a batch, far more than a step takes."""
 
   def __next__(self):
@@ -100,7 +100,7 @@ class SlowNoise(train_batches.TrainStream):
 
 
 def test_waiting_for_input_is_measured_and_told_once_a_phase(places, tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(train_batches, "TrainStream", SlowNoise)
+  monkeypatch.setattr(stream, "TrainStream", SlowNoise)
   fields = {"data.path": "", "data.synthetic": True, "epochs": 3.0, "phases.first_epoch": (0, 2)}
   train(toy_stream(*places, **fields), str(tmp_path / "noise"))
   rows = read_metrics(tmp_path / "noise")
