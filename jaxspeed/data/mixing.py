@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxspeed.data.augment import of_partner
-from jaxspeed.data.boxes import box_mask
+from jaxspeed.data.augment import box_mask, of_partner
 
 # Between two of its quantiles, the distribution of `draw_beta` is off by less than their distance:
 # 1 / 4,096, and in practice less.

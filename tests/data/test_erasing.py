@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspeed.data.boxes import erased
+from jaxspeed.data.augment import erased
 
 masks = jax.jit(erased, static_argnums=(1, 2, 3))
 
