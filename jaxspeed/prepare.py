@@ -20,7 +20,7 @@ from jaxspeed.data import remote
 from jaxspeed.data.prepare.resize import QUALITY, resize
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
 from jaxspeed.data.prepare.writing import Broken, Done, broken_headers, write_index
-from jaxspeed.data.table import Listed, Table
+from jaxspeed.data.table import Table
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError, printable
 from jaxspeed.records.console import make_console, progress_bar
@@ -90,9 +90,9 @@ def _resize(
 
 def _index(console: Console, folder: str) -> None:
   with progress_bar(console, "reading headers") as show:
-    index = write_index(pathlib.Path(folder), show)
-  _say(console, *index[0].notes)
-  _report_index(console, *index, "have no header that can be read")
+    table = write_index(pathlib.Path(folder), show)
+  _say(console, *table.notes)
+  _report_index(console, table, "have no header that can be read")
 
 
 def _shards(console: Console, source: str, destination: str, *, name: str, **options: Any) -> None:
@@ -115,15 +115,15 @@ def _report(console: Console, verb: str, done: Done) -> None:
   rest = f"; {done.images - done.made:,} were done before" if done.made < done.images else ""
   _say(console, f"{verb} {done.made:,} images in {done.seconds:.1f} s{rate}{rest}", *done.notes)
   _name_broken(console, "are left out, and listed in broken.txt", done.broken)
-  for index in done.indices:
+  for table in done.indices:
     # A power cut leaves such files, a kill does not: a million files are not flushed one by one.
-    _report_index(console, *index, "the disk lost: remove them and run again")
+    _report_index(console, table, "the disk lost: remove them and run again")
 
 
-def _report_index(console: Console, listed: Listed, table: Table, broken: str) -> None:
-  train, evaluation = listed.counts
+def _report_index(console: Console, table: Table, broken: str) -> None:
+  train, evaluation = table.counts
   split = f" for training, {evaluation:,} for evaluation" if evaluation else ""
-  _say(console, f"{listed.root}: {train:,} images{split}, {table.label.max() + 1:,} classes")
+  _say(console, f"{table.root}: {train:,} images{split}, {table.label.max() + 1:,} classes")
   _name_broken(console, broken, broken_headers(table))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxspeed
-from jaxspeed.data.memory.arrays import open_arrays
+from jaxspeed.data.memory.sources import open_arrays
 
 
 class Net(nn.Module):

@@ -72,7 +72,7 @@ def assert_holds(images, files):
     assert len(table) == len(names)
     assert [table.read(i) for i in range(len(table))] == [files[name] for name in names]
     assert table.length.tolist() == [len(files[name]) for name in names]
-    assert table.label.tolist() == [images.class_names.index(n.split("/")[1]) for n in names]
+    assert table.label.tolist() == [table.class_names.index(n.split("/")[1]) for n in names]
     found = [Image.open(io.BytesIO(files[name])).size for name in names]
     assert list(zip(table.width.tolist(), table.height.tolist(), strict=True)) == found
     dtypes = [each.dtype for each in (table.file, table.label, table.width, table.height)]

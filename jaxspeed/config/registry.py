@@ -75,7 +75,7 @@ class Registry(dict[str, Any]):
 
 # From `config.optimizer` to an optax.GradientTransformation, or to a dict of them by label.
 optimizer = OPTIMIZERS = Registry("optimizer", "sgd", "muon", "lars", "adamw")
-# From `config.data.path` to arrays; the package's own are in `data.memory.arrays`.
+# From `config.data.path` to arrays; the package's own are in `data.memory.sources`.
 data_set = DATA_SETS = Registry("data set", "cifar10", "cifar100", "digits")
 # From the config to a function: of logits [n, classes], targets [n, classes], the `Batch` and the
 # share of the run's steps that are done, to the loss of each image [n]; and of a key, the `Batch`

@@ -1,11 +1,13 @@
-"""Encoded images on disk, of any number: listed, and in a table with their places and sizes."""
+"""Encoded images on disk, of any number: a table of their files, classes and sizes."""
 
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int8, Int32, Int64, UInt8
@@ -30,7 +32,8 @@ class Names:
 
   @classmethod
   def of(cls, names: Iterable[str]) -> "Names":
-    return cls(np.frombuffer(b"".join(os.fsencode(name) + b"\0" for name in names), np.uint8))
+    # The last, empty name is for the zero byte at the end.
+    return cls(np.frombuffer(os.fsencode("\0".join((*names, ""))), np.uint8))
 
   def __len__(self) -> int:
     return len(self._starts) - 1
@@ -42,59 +45,30 @@ class Names:
     return os.fsdecode(self.text.tobytes()).split("\0")[:-1]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Listed:
-  """The files of a data set, before any is opened: those for training come first.
-
-  Attributes:
-    place: the folder or file that the user named.
-    root: the folder that names are relative to, or its address (`remote`).
-    names: the names of the images, or of shards.
-    train: the number of images for training; None: all.
-    class_names: the names of the classes, by label; () if shards have none.
-    source, notes: as in `sources.ImageSet`.
-    labels: class numbers of the images; None: shards hold them.
-    digest: as in `Table`, of images that are files.
-    records: the number of images in each shard.
-    keys: the names of the features in a shard that hold an image and its label.
-  """
-
-  place: pathlib.Path
-  root: str
-  names: Names
-  train: int | None
-  class_names: tuple[str, ...]
-  source: str
-  notes: tuple[str, ...] = ()
-  labels: np.ndarray | None = None
-  digest: Int64[np.ndarray, "n"] | None = None
-  records: Sequence[int] = ()
-  keys: tuple[str, str] = ("", "")
-
-  @property
-  def images(self) -> int:
-    return sum(self.records) if self.records else len(self.names)
-
-  @property
-  def counts(self) -> tuple[int, int]:
-    """Numbers of images for training, or all without splits, and for evaluation."""
-    train = self.images if self.train is None else self.train
-    return train, self.images - train
-
-
-_COLUMNS = ("file", "length", "label", "width", "height", "orientation", "offset", "digest")
+def _column(dtype: type[np.signedinteger]) -> Any:
+  """Return a field for a column that is empty until the index has filled it."""
+  return dataclasses.field(default_factory=functools.partial(np.zeros, 0, dtype))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-  """Images, numbered 0 ... n - 1.
+  """Images of a data set, numbered 0 ... n - 1: those for training come first.
+
+  A source (`disk/sources.py`) makes it without opening a file; the index (`disk/index.py`) adds
+  what headers say, and of shards the labels, offsets and digests.
 
   Attributes:
     root: the folder that names of files are relative to; it may be an address (`remote`).
     names: the names of the files: one for each image, or of shards; () for noise.
     file: the number in `names` of the file that holds the image.
-    length: size of the encoded image, in bytes.
     label: class number from 0.
+    class_names: the names of the classes, by label.
+    source: what the data set is and where it was found.
+    notes: lines about files that were left out.
+    place: the folder or file of the data set on this machine.
+    train: the number of images of the data set for training; None: it has no splits.
+    keys: the names of the features in shards that hold an image and its label; () for files.
+    length: size of the encoded image, in bytes.
     width: width in pixels as the image is shown, from its header; 0 without a readable header.
     height: as `width`.
     orientation: EXIF's number of the turn from the stored to the shown image, 1 for none.
@@ -107,11 +81,17 @@ class Table:
   root: str
   names: Names
   file: Int32[np.ndarray, "n"]
-  length: Int64[np.ndarray, "n"]
   label: Int32[np.ndarray, "n"]
-  width: Int32[np.ndarray, "n"]
-  height: Int32[np.ndarray, "n"]
-  orientation: Int8[np.ndarray, "n"]
+  class_names: tuple[str, ...] = ()
+  source: str = ""
+  notes: tuple[str, ...] = ()
+  place: pathlib.Path = pathlib.Path()
+  train: int | None = None
+  keys: tuple[str, ...] = ()
+  length: Int64[np.ndarray, "n"] = _column(np.int64)
+  width: Int32[np.ndarray, "n"] = _column(np.int32)
+  height: Int32[np.ndarray, "n"] = _column(np.int32)
+  orientation: Int8[np.ndarray, "n"] = _column(np.int8)
   offset: Int64[np.ndarray, "n"] | None = None
   digest: Int64[np.ndarray, "n"] | None = None
   index: str = ""
@@ -120,14 +100,20 @@ class Table:
     return len(self.label)
 
   @property
+  def counts(self) -> tuple[int, int]:
+    """Numbers of images for training, or all without splits, and for evaluation."""
+    train = len(self) if self.train is None else self.train
+    return train, len(self) - train
+
+  @property
   def is_noise(self) -> bool:
     """Whether the images have no files (`noise_table`)."""
     return not len(self.names)
 
   def take(self, rows: Int64[np.ndarray, "m"] | slice) -> "Table":
     """Return a table of these images only, in this order; a slice copies nothing."""
-    columns = {name: getattr(self, name) for name in _COLUMNS}
-    taken = {name: each[rows] for name, each in columns.items() if each is not None}
+    columns = vars(self).items()
+    taken: dict[str, Any] = {k: each[rows] for k, each in columns if isinstance(each, np.ndarray)}
     return dataclasses.replace(self, **taken)
 
   def path(self, number: int) -> str:
@@ -172,7 +158,7 @@ class Table:
     with open_regular(path) as file:
       return os.pread(file.fileno(), end - begin, begin)
 
-  def digests(self, class_names: Sequence[str]) -> Iterator[bytes]:
+  def digests(self) -> Iterator[bytes]:
     """Yield eight bytes for each image, the same for its copies in every folder and shard.
 
     They decide the images that are held out (`hold_out.py`).
@@ -189,9 +175,9 @@ class Table:
         "which decides the images to hold out: evaluate on the data set's own split "
         "(--config.tune_on=test), or make shards with names (python -m jaxspeed.prepare shards)."
       )
-    prefixes = [hashlib.blake2b(os.fsencode(name), digest_size=8) for name in class_names]
+    classes = [hashlib.blake2b(os.fsencode(name), digest_size=8) for name in self.class_names]
     for label, name in zip(self.label.tolist(), names.astype("<i8"), strict=True):
-      found = prefixes[label].copy()
+      found = classes[label].copy()
       found.update(name.tobytes())
       yield found.digest()
 
@@ -205,7 +191,8 @@ def name_digest(name: bytes) -> int:
 
 def path_digests(names: Names) -> Int64[np.ndarray, "n"]:
   """Return a digest of each whole name: images of a CSV in two folders may share a file name."""
-  found = [hashlib.blake2b(names[i], digest_size=8).digest() for i in range(len(names))]
+  each = names.text.tobytes().split(b"\0")[:-1]
+  found = [hashlib.blake2b(name, digest_size=8).digest() for name in each]
   # The lowest bit is set, because 0 stands for no name.
   return np.frombuffer(b"".join(found), "<i8") | 1
 
@@ -244,8 +231,10 @@ def noise_table(n: int, classes: int) -> Table:
     root="",
     names=Names.of([]),
     file=np.zeros(n, np.int32),
-    length=np.zeros(n, np.int64),
     label=rng.randint(classes, size=n).astype(np.int32),
+    class_names=tuple(f"class {i}" for i in range(classes)),
+    source="noise, data.synthetic",
+    length=np.zeros(n, np.int64),
     width=np.round(400 * np.sqrt(ratio)).astype(np.int32),
     height=np.round(400 / np.sqrt(ratio)).astype(np.int32),
     orientation=np.ones(n, np.int8),

@@ -19,7 +19,7 @@ import numpy as np
 from jaxspeed.data.formats.pixels import SUFFIXES
 from jaxspeed.data.formats.tfrecord import (
   find_tfds,
-  open_tfds,
+  list_tfds,
   parse_example,
   read_records,
 )
@@ -70,10 +70,10 @@ def check(root: pathlib.Path) -> Iterator[Finding]:
 def sample(root: pathlib.Path) -> Iterator[bytes]:
   """The encoded images of a data path, in the order in which they are found first."""
   if shards := find_tfds(root, root.name):
-    info = open_tfds(shards, tune=True)
-    path = info.train[0].path
+    table = list_tfds(shards, evaluation=False)
+    path = table.full_path(0)
     for record in read_records(np.memmap(path, np.uint8, "r"), path):
-      yield bytes(parse_example(record, info.image_key, info.label_key).image)
+      yield parse_example(bytes(record), table.keys).image
     return
   for folder, folders, files in os.walk(root):
     folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -95,7 +95,7 @@ def rate(root: pathlib.Path, side: int) -> dict[str, Any]:
       (one_class / f"{number}.jpg").write_bytes(encoded)
     if not number:
       raise UserError(f"{root} holds no image ({', '.join(SUFFIXES)})")
-    split = open_images(name="", path=str(one_class.parent), cache=f"{folder}/cache").table
+    split = open_images(name="", path=str(one_class.parent), cache=f"{folder}/cache", share=1).train
     batch = min(_BATCH, number)
     an_epoch = -(-number // batch)
     stream = TrainStream(

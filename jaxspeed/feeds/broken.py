@@ -5,10 +5,11 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from jaxspeed.data.disk.broken import why_broken
-from jaxspeed.data.disk.sets import NAMED, ImageSets
+from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.errors import UserError, some
 from jaxspeed.feeds.protocol import Broken
 
+_NAMED = 5  # the most names of images in a message
 FILE = "broken_images.tsv"
 WORDS = {"train": "training", "eval": "evaluation"}
 
@@ -35,7 +36,7 @@ def require_few(
       enough = min(1.0, -(-10_000 * len(found) // count) / 10_000)
       raise UserError(
         f"{len(found):,} of {count:,} {WORDS[kind]} images {where}could not be read, and "
-        f"config.data.max_broken={max_broken:g} allows {allowed:,}: {some(found, NAMED)}; repair "
+        f"config.data.max_broken={max_broken:g} allows {allowed:,}: {some(found, _NAMED)}; repair "
         f"them, or continue without them with --config.data.max_broken={enough:g}: then {FILE} "
         "lists all."
       )
@@ -52,8 +53,8 @@ def check_headers(sets: ImageSets, max_broken: float, splits: Collection[str]) -
       split = images.train if kind == "train" else images.eval
       numbers = np.flatnonzero(split.width == 0).tolist()
       # Only those that the sentence names are read.
-      broken = {(kind, split.name(i)): why_broken(split, i) for i in numbers[:NAMED]}
-      broken |= {(kind, str(i)): "" for i in numbers[NAMED:]}
+      broken = {(kind, split.name(i)): why_broken(split, i) for i in numbers[:_NAMED]}
+      broken |= {(kind, str(i)): "" for i in numbers[_NAMED:]}
       require_few(broken, {kind: len(split)}, max_broken, f"in {split.root} ")
 
 
@@ -67,7 +68,7 @@ def describe(new: Broken, file: str = "") -> list[str]:
     if found := _of_split(new, kind):
       lines.append(
         f"{len(found):,} {WORDS[kind]} image{'s' * (len(found) > 1)} could not be read, "
-        f"{effect}: {some(found, NAMED)}{f' ({file})' if file else ''}"
+        f"{effect}: {some(found, _NAMED)}{f' ({file})' if file else ''}"
       )
   return lines
 

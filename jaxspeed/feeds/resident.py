@@ -15,7 +15,8 @@ from rich.console import Console
 from jaxspeed.cluster import processes
 from jaxspeed.data.balance import balanced_order
 from jaxspeed.data.batch import WARMUP, Batch, Order, pad_batches, purpose_key, seed_key
-from jaxspeed.data.memory.arrays import Arrays, open_arrays
+from jaxspeed.data.memory.arrays import Arrays
+from jaxspeed.data.memory.sources import open_arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
 from jaxspeed.errors import UserError

@@ -2,12 +2,12 @@
 
 import dataclasses
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
-from jaxspeed.data.hold_out import TENTH, single_image_note
+from jaxspeed.data.hold_out import TENTH
+from jaxspeed.data.memory.arrays import FIELDS, checked, hold_out
 from jaxspeed.data.memory.arrays import Arrays as Opened
-from jaxspeed.data.memory.own import checked, share_of
 from jaxspeed.errors import UserError
 
 
@@ -48,36 +48,28 @@ class Arrays:
         object.__setattr__(self, name, part)  # the class is frozen
     if self.x_val is None and len(self.x) < 2:
       raise UserError("x has 1 image, too few to hold one out: give more, or x_val and y_val.")
-    if isinstance(self.class_names, str) or not isinstance(self.class_names, Iterable):
+    if isinstance(self.class_names, str | Set) or not isinstance(self.class_names, Iterable):
       raise UserError(f"class_names={self.class_names!r}: it must be a list of names, by label.")
     object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
 
 
 def opened(arrays: Arrays, share: float = TENTH) -> Opened:
   """The data set that a run trains on; without x_val, `share` of each class is held out."""
-  parts = (arrays.x, arrays.y, arrays.x_val, arrays.y_val)
-  evaluated_on = "test"
-  notes: tuple[str, ...] = ()
+  train, evaluation = (arrays.x, arrays.y), (arrays.x_val, arrays.y_val)
   if arrays.x_val is None:
-    kept, out = share_of(arrays.x, arrays.y, share, "data=")
-    notes = single_image_note(arrays.y, arrays.class_names)
-    parts = (arrays.x[kept], arrays.y[kept], arrays.x[out], arrays.y[out])
-    evaluated_on = "held-out"
-  if parts[0].max() == 1:
+    evaluation = (arrays.x[:0], arrays.y[:0])
+  data = Opened(*train, *evaluation, tuple(arrays.class_names), "data=")
+  if arrays.x_val is None:
+    data = hold_out(data, share, "held-out")
+  notes = data.notes
+  if data.train_images.max() == 1:
     notes += ("the largest pixel of x is 1, and white is 255: multiply x by 255 if 1 is white",)
   checksum = 0
-  for part in parts:
-    checksum = zlib.crc32(part, checksum)
-  train, evaluated = len(parts[0]), len(parts[2])
-  height, width = parts[0].shape[1:3]
-  return Opened(
-    train_images=parts[0],
-    train_labels=parts[1],
-    eval_images=parts[2],
-    eval_labels=parts[3],
-    class_names=tuple(arrays.class_names),
-    source=f"arrays of {train:,} and {evaluated:,} images of {height} x {width} pixels, CRC-32 "
-    f"{checksum:08x}",
-    notes=notes,
-    evaluated_on=evaluated_on,
+  for field in FIELDS:
+    checksum = zlib.crc32(getattr(data, field), checksum)
+  (train_count, evaluated), (height, width) = data.counts, data.train_images.shape[1:3]
+  source = (
+    f"arrays of {train_count:,} and {evaluated:,} images of {height} x {width} pixels, CRC-32 "
+    f"{checksum:08x}"
   )
+  return dataclasses.replace(data, source=source, notes=notes)

@@ -18,7 +18,7 @@ from jaxspeed.config import stored
 from jaxspeed.config.registry import AnyModel
 from jaxspeed.data.batch import pad_batches
 from jaxspeed.data.formats.class_names import stored_class_names
-from jaxspeed.data.memory.own import images_of, labels_of
+from jaxspeed.data.memory.arrays import images_of, labels_of
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.devices.compile import cache_settings_kept

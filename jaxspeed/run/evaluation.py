@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import output, stored
 from jaxspeed.data.formats.class_names import check_class_names
-from jaxspeed.data.formats.tfds_download import no_downloads
+from jaxspeed.data.formats.tfrecord import no_downloads
 from jaxspeed.errors import UserError, plural
 from jaxspeed.feeds.broken import describe, require_few
 from jaxspeed.feeds.protocol import OpenData
@@ -196,7 +196,7 @@ def _open_for(folder: pathlib.Path, config: ConfigDict, own_path: str, phase: Ph
   check_class_names(folder, data.class_names, renamed=True)
   if _evaluated_on(config, data) == "all" and path == own_path:
     output.note("all images are evaluated (data.hold_out=1), those that the run was trained on too")
-  if (images := data.evaluated_count(phase.copies)) != config.data.eval_images:
+  if (images := data.counts[1]) != config.data.eval_images:
     before = plural(config.data.eval_images, "image")
     output.note(f"the run was evaluated on {before}, not {images:,}")
   return data
@@ -237,7 +237,7 @@ def _evaluate_mode(
   start = time.perf_counter()
   result, broken = jax.block_until_ready(run())
   sums, seconds = result.sums, round(time.perf_counter() - start, 3)
-  images, count = data.evaluated_count(phase.copies), int(sums.count)
+  images, count = data.counts[1], int(sums.count)
   require_few(broken, {"eval": images}, config.data.max_broken)
   for line in describe(broken):
     output.note(line)

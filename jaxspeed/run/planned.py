@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jaxspeed.config.recipe import published_as
 from jaxspeed.config.registry import DATA_SETS, OPTIMIZERS
-from jaxspeed.data.memory.arrays import known
+from jaxspeed.data.memory.sources import known
 from jaxspeed.devices.mesh import make_mesh
 from jaxspeed.errors import UserError, plural
 from jaxspeed.files import expanded

@@ -224,8 +224,8 @@ def read_image(
     if isinstance(path, Image.Image):
       return _cropped(pixels.as_shown(path), size, resize, antialias)
     path = os.fspath(path)
-    with open_regular(path) as file:
-      return _cropped(pixels.load_upright(file), size, resize, antialias)
+    with open_regular(path) as file, pixels.open_image(file) as image:
+      return _cropped(pixels.as_shown(image), size, resize, antialias)
   except FileNotFoundError:
     raise BrokenImage(f"{path}: there is no such file.", "there is no such file") from None
   except Exception as error:  # Pillow raises almost anything

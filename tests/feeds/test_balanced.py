@@ -91,7 +91,7 @@ def test_the_batches_of_a_stream_are_balanced_on_any_processes(places, last_batc
   # The second phase reads copies of fewer images, of which class 1 has three and class 3 none.
   label = images.train.label
   kept = np.flatnonzero((label != 3) & ((label != 1) | (np.cumsum(label == 1) <= 3)))
-  fewer = dataclasses.replace(images, train=images.train.take(kept))
+  fewer = images._replace(train=images.train.take(kept))
   sets = ImageSets({20: images, 0: fewer})
   spec = make_train_spec(config, plan_of(config, sets, devices=2), mesh_lib.make_mesh(2))
 

@@ -59,6 +59,7 @@ MASKED = np.ma.masked_equal(X, X[0, 0, 0, 0]), np.ma.masked_equal(Y, 2)
     ((X[:1], Y[:1]), "too few to hold one out"),
     ((X[:2], [[0], [1, 2]]), "y has labels of different shapes"),
     ((X, Y, None, None, "abc"), "class_names='abc': it must be a list of names"),
+    ((X, Y, None, None, {"a", "b"}), "it must be a list of names"),
     ((MASKED[0], Y), "x is a masked array: leave out or fill in"),
     ((X, MASKED[1]), "y is a masked array: leave out or fill in"),
   ],

@@ -2,17 +2,20 @@
 
 Headers are read once, in many processes. The index is in the cache, or beside the images:
 ROOT/.jaxspeed/images.npz, which takes precedence. It is never used if it does not hold the names
-that are listed now, or if shards have another size or time.
+that are listed now, if shards have another size or time, or images of a sample another size.
 """
 
 import contextlib
+import dataclasses
 import functools
 import io
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import BinaryIO
+import random
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Int64
@@ -21,7 +24,7 @@ from jaxspeed.data import remote
 from jaxspeed.data.formats import npz, pixels
 from jaxspeed.data.formats.folders import readable
 from jaxspeed.data.formats.tfrecord import read_examples
-from jaxspeed.data.table import Listed, Table, name_digest
+from jaxspeed.data.table import Table, name_digest
 from jaxspeed.data.workers import in_processes
 from jaxspeed.devices.host import usable_cpus
 from jaxspeed.errors import UserError
@@ -33,133 +36,171 @@ _NAMES_PER_JOB = 500
 # A header takes 75 us, and processes 0.7 s to start: they break even at 10,000 on 16 cores.
 _IMAGES_FOR_PROCESSES = 10_000
 _NO_HEADER = pixels.Header(0, 0, 1)
-# Columns of the index: what a header gives and the image's size in bytes, then those of shards.
-_HEADER: dict[str, type[np.signedinteger]] = {
-  "width": np.int32,
-  "height": np.int32,
-  "orientation": np.int8,
-  "length": np.int64,
+# Columns of the index, with their least and largest values: what a header gives and the image's
+# size in bytes, then those of shards, whose labels are checked later.
+_HEADER: dict[str, tuple[type[np.signedinteger], int, int]] = {
+  "width": (np.int32, 0, 1 << 30),
+  "height": (np.int32, 0, 1 << 30),
+  "orientation": (np.int8, 1, 8),
+  "length": (np.int64, 0, 1 << 40),
 }
-_IN_SHARD = _HEADER | {"offset": np.int64, "label": np.int32, "digest": np.int64}
+_IN_SHARD = _HEADER | {
+  "offset": (np.int64, 0, 1 << 60),
+  "label": (np.int32, -(1 << 31), 1 << 31),
+  "digest": (np.int64, -(1 << 63), 1 << 63),
+}
+# Files whose times or sizes are compared at the start, in threads: a network disk is slow, but
+# answers many.
+_SAMPLE, _STAT_THREADS = 1_000, 32
 Show = Callable[[int, int], None]
-Columns = dict[str, np.ndarray]
+Columns = dict[str, Any]  # of arrays
 
 
-def open_table(listed: Listed, cache: pathlib.Path, show: Show | None = None) -> Table:
-  """Return the table of listed images, from an index, or from their headers.
+def open_table(table: Table, cache: pathlib.Path, show: Show | None = None) -> Table:
+  """Return the table of a source with its other columns, from an index or from the headers.
 
   Args:
-    listed: the files.
+    table: the images.
     cache: the folder of indices that are not beside their images.
     show: called with the number of headers read and the total.
 
   Raises:
     UserError: as in `read_headers`.
   """
-  entry = npz.entry_of(cache, "images", listed.place)
+  entry = npz.entry_of(cache, "images", table.place)
   # The processes of a host wait for the first, which reads the headers.
   with locked_folder(cache):
-    for path in (_own(listed), entry):
+    for path in (_own(table), entry):
       try:
         if path.is_file():
-          return _table(listed, _stored(listed, path), path)
+          return dataclasses.replace(table, index=str(path), **_stored(table, path))
       except ValueError as error:
         _log.warning(
           "the index %s is not used (%s): headers are read again; python -m jaxspeed.prepare index "
           "renews one that is beside its images",
           *(path, error),
         )
-    columns = _scan(listed, show)
-    npz.store(entry, columns | _state(listed), {})
-  return _table(listed, columns, entry)
+    state = _state(table)  # before the headers: what changes meanwhile is then another state
+    columns = _scan(table, show)
+    npz.store(entry, columns | state, {})
+  return dataclasses.replace(table, index=str(entry), **columns)
 
 
-def read_headers(listed: Listed, show: Show | None = None, *, store: bool = False) -> Table:
-  """Return the table of listed images from their headers: an index may be out of date.
+def read_headers(table: Table, show: Show | None = None, *, store: bool = False) -> Table:
+  """Do as `open_table`, but from the headers: an index may be out of date.
 
   With `store`, write the index beside the images, and verify the checksums of shards.
 
   Raises:
     UserError: a file cannot be opened, a shard is damaged, or the index cannot be written.
   """
-  columns, path = _scan(listed, show, verify=store), _own(listed)
+  path, state = _own(table), _state(table)
+  columns = _scan(table, show, verify=store)
   try:
     if store:
-      npz.write(path, columns | _state(listed), {})
+      npz.write(path, columns | state, {})
   except OSError as error:
     raise UserError(
       f"{path} cannot be written ({error.strerror or error}): make its folder writable, or train "
       "without an index there."
     ) from error
-  return _table(listed, columns, path)
+  return dataclasses.replace(table, index=str(path), **columns)
 
 
-def _own(listed: Listed) -> pathlib.Path:
-  return listed.place / ".jaxspeed" / "images.npz"
+def _own(table: Table) -> pathlib.Path:
+  return table.place / ".jaxspeed" / "images.npz"
 
 
-def _stored(listed: Listed, path: pathlib.Path) -> Columns:
+def _stored(table: Table, path: pathlib.Path) -> Columns:
   """Return the columns of an index of these files, and perhaps of others after them.
 
   Raises:
     ValueError: the index must not be used; the message says why.
   """
-  found, _ = npz.read(path)
-  for name, now in _state(listed).items():
-    if not np.array_equal(found.get(name, now[:0])[: len(now)], now):
+  (found, _), state = npz.read(path), _state(table)
+  for name, now in state.items():
+    before = found.get(name, np.zeros(0))
+    if not (before.dtype == now.dtype and np.array_equal(before.ravel()[: now.size], now.ravel())):
       raise ValueError("it was made from other files, or an older state of these")
-  wanted = _IN_SHARD if listed.records else _HEADER
-  columns = {name: found[name][: listed.images] for name in wanted if name in found}
-  kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
-  if kinds != {name: (np.dtype(dtype), (listed.images,)) for name, dtype in wanted.items()}:
-    raise ValueError("its columns are not those that this version reads")
+  columns: Columns = {}
+  for name, (dtype, least, most) in (_IN_SHARD if table.keys else _HEADER).items():
+    column = columns[name] = found.get(name, np.zeros(0)).ravel()[: len(table)]
+    fits = column.dtype == dtype and len(column) == len(table)
+    if not fits or column.min() < least or column.max() > most:
+      raise ValueError(f"its column {name} is not one that this version reads")
+  sound = np.array_equal(columns["width"] > 0, columns["height"] > 0)
+  if len(state["stats"]):
+    ends = columns["offset"] + columns["length"]
+    sound &= bool((ends <= state["stats"][table.file, 0]).all())
+  if not sound:
+    raise ValueError("its columns do not fit each other")
+  if not table.keys:
+    sample = stat_sample(table)  # those that are missing count as broken when they are read
+    changed = [i for i, each in sample.items() if each and each.st_size != columns["length"][i]]
+    if changed:
+      raise ValueError(f"{len(changed):,} of {len(sample):,} sampled images have changed")
   return columns
 
 
-def _state(listed: Listed) -> dict[str, np.ndarray]:
+def stat_sample(table: Table) -> dict[int, os.stat_result | None]:
+  """Return `stat` of a seeded sample of the files that are images, by number."""
+  numbers = random.Random(0).sample(range(len(table)), min(len(table), _SAMPLE))
+  return dict(zip(numbers, _stat(map(table.full_path, numbers)), strict=True))
+
+
+def _stat(paths: Iterable[str]) -> list[os.stat_result | None]:
+  """Return what the system knows of files; None of those that are missing.
+
+  Raises:
+    OSError: the file system failed.
+  """
+
+  def stat(path: str) -> os.stat_result | None:
+    try:
+      return os.stat(path)
+    except FileNotFoundError:
+      return None
+
+  with ThreadPoolExecutor(_STAT_THREADS) as pool:
+    return [*pool.map(stat, paths)]
+
+
+def _state(table: Table) -> dict[str, np.ndarray]:
   """Return names, and of shards on this machine sizes and times, in whole seconds, as in tar."""
-  local = listed.records and not remote.is_remote(listed.root)
-  names = listed.names.decoded() if local else []
-  stats = [os.stat(os.path.join(listed.root, name)) for name in names]
-  rows = np.array([(each.st_size, int(each.st_mtime)) for each in stats], np.int64)
-  return {"names": listed.names.text, "stats": rows.reshape(-1, 2)}
+  local = table.keys and not remote.is_remote(table.root)
+  names = table.names.decoded() if local else []
+  stats = _stat(os.path.join(table.root, name) for name in names)
+  rows = [(each.st_size, int(each.st_mtime)) if each else (0, 0) for each in stats]
+  return {"names": table.names.text, "stats": np.array(rows, np.int64).reshape(-1, 2)}
 
 
-def _table(listed: Listed, columns: Columns, index: pathlib.Path) -> Table:
-  numbers = np.arange(len(listed.names), dtype=np.int32)
-  columns["file"] = np.repeat(numbers, listed.records) if listed.records else numbers
-  if listed.labels is not None:
-    columns["label"] = listed.labels
-  if listed.digest is not None:
-    columns["digest"] = listed.digest
-  return Table(root=listed.root, names=listed.names, index=str(index), **columns)
-
-
-def _scan(listed: Listed, show: Show | None, *, verify: bool = False) -> Columns:
+def _scan(table: Table, show: Show | None, *, verify: bool = False) -> Columns:
   """Read the headers of all images, in processes where there are many."""
-  _log.info("reading the headers of %s images of %s", f"{listed.images:,}", listed.place)
-  names = listed.names.decoded()
+  _log.info("reading the headers of %s images of %s", f"{len(table):,}", table.place)
+  names = table.names.decoded()
   jobs: list[Callable[[], Int64[np.ndarray, "n columns"]]]
-  if listed.records:
+  if table.keys:
+    paths = [os.path.join(table.root, name) for name in names]
+    records = np.bincount(table.file).tolist()
     jobs = [
-      functools.partial(scan_shard, os.path.join(listed.root, name), *listed.keys, records, verify)
-      for name, records in zip(names, listed.records, strict=True)
+      functools.partial(scan_shard, path, table.keys, count, verify)
+      for path, count in zip(paths, records, strict=True)
     ]
   else:
     jobs = [
-      functools.partial(scan_files, listed.root, names[i : i + _NAMES_PER_JOB])
+      functools.partial(scan_files, table.root, names[i : i + _NAMES_PER_JOB])
       for i in range(0, len(names), _NAMES_PER_JOB)
     ]
   rows, done = [], 0
-  workers = usable_cpus() if listed.images >= _IMAGES_FOR_PROCESSES else 1
+  workers = usable_cpus() if len(table) >= _IMAGES_FOR_PROCESSES else 1
   with contextlib.closing(in_processes(_run, jobs, workers=workers)) as answers:
     for answer in answers:
       rows.append(answer)
       done += len(answer)
       if show:
-        show(done, listed.images)
-  columns = {}
-  for number, (name, dtype) in enumerate((_IN_SHARD if listed.records else _HEADER).items()):
+        show(done, len(table))
+  columns: Columns = {}
+  for number, (name, (dtype, *_)) in enumerate((_IN_SHARD if table.keys else _HEADER).items()):
     # Clipped, not wrapped: a label too large for int32 must not become a valid one.
     info = np.iinfo(dtype)
     column = np.concatenate([row[:, number] for row in rows])
@@ -195,7 +236,7 @@ def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
 
 
 def scan_shard(
-  path: str, image_key: str, label_key: str, records: int, verify: bool
+  path: str, keys: Sequence[str], records: int, verify: bool
 ) -> Int64[np.ndarray, "n 7"]:
   """Return each image's width, height, orientation, bytes, offset, label and `name_digest`.
 
@@ -216,17 +257,10 @@ def scan_shard(
       is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
       content = np.empty(0, np.uint8) if is_empty else np.memmap(file, np.uint8, "r")
   rows = []
-  for image, label, name in read_examples(
-    content, path, image_key, label_key, records, verify=verify
-  ):
-    offset = _address(np.asarray(image)) - _address(content)
+  for image, offset, label, name in read_examples(content, path, keys, records, verify=verify):
     header = _header(io.BytesIO(image))
     rows.append((*header, len(image), offset, label, name_digest(name)))
   return np.array(rows, np.int64).reshape(-1, 7)
-
-
-def _address(array: np.ndarray) -> int:
-  return array.__array_interface__["data"][0]
 
 
 def _header(file: BinaryIO) -> pixels.Header:

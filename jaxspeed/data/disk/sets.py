@@ -13,12 +13,9 @@ from jaxspeed.data.disk.index import Show
 from jaxspeed.data.disk.sources import ImageSet, open_images
 from jaxspeed.data.hold_out import require_trained
 from jaxspeed.data.table import Table, fingerprint, noise_table
-from jaxspeed.errors import UserError, printable, some
+from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
-
-# The most names of images in a line of a report.
-NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +33,7 @@ class ImageSets:
 
   @property
   def class_names(self) -> tuple[str, ...]:
-    return self.first.class_names
+    return self.first.train.class_names
 
   @property
   def evaluated_on(self) -> str:
@@ -44,7 +41,7 @@ class ImageSets:
 
   @property
   def source(self) -> str:
-    return "; ".join(dict.fromkeys(each.source for each in self.sets.values()))
+    return "; ".join(dict.fromkeys(each.train.source for each in self.sets.values()))
 
   @property
   def counts(self) -> tuple[dict[int, int], int]:
@@ -67,12 +64,8 @@ class ImageSets:
     return {"classes": len(self.class_names)}
 
   def to_evaluate_training(self) -> "ImageSets":
-    sets = {side: dataclasses.replace(each, eval=each.train) for side, each in self.sets.items()}
+    sets = {side: each._replace(eval=each.train) for side, each in self.sets.items()}
     return dataclasses.replace(self, sets=sets)
-
-  def evaluated_count(self, copies: int) -> int:
-    """Return the number of images that a phase with these copies evaluates."""
-    return len(self.sets[copies].eval)
 
   def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Fail: the config of a stream always has them (`config.checks`)."""
@@ -99,7 +92,11 @@ def open_sets(
   """
   data, tune = config.data, config.tune_on == "validation"
   if data.synthetic:
-    return ImageSets(dict.fromkeys([phase.copies for phase in phases], _noise(config)))
+    train, evaluation = (
+      noise_table(n, data.classes) for n in (data.train_images, data.eval_images)
+    )
+    noise = ImageSet(train, evaluation, config.tune_on)
+    return ImageSets(dict.fromkeys([phase.copies for phase in phases], noise))
   sets: dict[int, ImageSet] = {}
   opened: dict[str, ImageSet] = {}
   notes: list[str] = []
@@ -118,9 +115,9 @@ def open_sets(
       options = dict(name=data.name, cache=data.cache, share=data.hold_out)
       opened[path] = open_images(path=path, show=show, tune=tune, **options)
     found = sets[side] = opened[path]
-    require_trained(found.train.label, found.eval.label, found.class_names, path or data.name)
-    notes += found.notes
-  names = {each.class_names for each in sets.values()}
+    require_trained(found.train.label, found.eval.label, found.train.class_names, path or data.name)
+    notes += found.train.notes
+  names = {each.train.class_names for each in sets.values()}
   if len(names) > 1:
     raise UserError(
       f"{data.path} and its resized copies have different classes: make the copies again with "
@@ -140,30 +137,15 @@ def open_sets(
   return ImageSets(sets, tuple(dict.fromkeys(notes)))  # those of copies say the same
 
 
-def _noise(config: ConfigDict) -> ImageSet:
-  """Return a data set without files (data.synthetic)."""
-  data = config.data
-  train, evaluation = (noise_table(n, data.classes) for n in (data.train_images, data.eval_images))
-  return ImageSet(
-    table=train,
-    train=train,
-    eval=evaluation,
-    class_names=tuple(f"class {i}" for i in range(data.classes)),
-    source="noise, data.synthetic",
-    evaluated_on=config.tune_on,
-  )
-
-
 def _small_images(split: Table, size: int) -> list[str]:
   """Return a note about training images that are smaller than crops of `size` pixels, if any."""
   short = np.minimum(split.width, split.height)
-  small = np.flatnonzero((short > 0) & (short < size))
-  if not len(small):
+  short = short[short > 0]
+  if not (count := int((short < size).sum())):
     return []
-  named = [f"{split.name(i)} ({split.width[i]} x {split.height[i]})" for i in small[:NAMED]]
-  median = int(np.median(short[short > 0]))
-  advice = f"; half of all have at most {median} px: train at about their own size, which is faster"
-  return [
-    f"{len(small):,} training images are smaller than {size} px and are enlarged: "
-    f"{some(named, NAMED, len(small))}{advice * (median < size)}"
-  ]
+  note = f"{count:,} training images are smaller than {size} px and are enlarged"
+  if (median := int(np.median(short))) < size:
+    note += (
+      f"; half of all have at most {median} px: train at about their own size, which is faster"
+    )
+  return [note]

@@ -13,37 +13,34 @@ import collections
 import dataclasses
 import os
 import pathlib
-import random
-from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxspeed.data import remote
-from jaxspeed.data.disk.index import Show, open_table, read_headers
+from jaxspeed.data.disk.index import Show, open_table, read_headers, stat_sample
 from jaxspeed.data.disk.prepared import (
   Prepared,
   digest_of,
   mending,
   read_prepared,
   refuse_half_made,
-  time_of,
 )
 from jaxspeed.data.formats.class_names import check_labels, read_class_names
 from jaxspeed.data.formats.folders import (
-  has_splits,
+  choose_splits,
   left_out,
   list_classes,
   list_folder,
-  list_folders,
   readable,
+  splits_in,
 )
 from jaxspeed.data.formats.label_csv import is_csv, read_csv
 from jaxspeed.data.formats.npz import DEFAULT_CACHE
 from jaxspeed.data.formats.pixels import FORMATS
-from jaxspeed.data.formats.tfds_download import prepare_with_tfds
-from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds
+from jaxspeed.data.formats.tfrecord import find_tfds, list_tfds, prepare_with_tfds
 from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
-from jaxspeed.data.table import Listed, Names, Table
+from jaxspeed.data.table import Names, Table
 from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import expanded
 
@@ -52,31 +49,14 @@ _ACCEPTED = (
   "with CLASS/*.jpg, of which a share is held out, a .csv file with the columns file and label, or "
   "a folder that TFDS prepared (dataset_info.json), also in a bucket (s3://...)"
 )
-# The originals whose times are compared, in threads: a network disk is slow, but answers many.
-_SAMPLE, _STAT_THREADS = 1_000, 32
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageSet:
-  """A data set of encoded images; labels index `class_names`.
+class ImageSet(NamedTuple):
+  """The images of a data set to train on and to evaluate on."""
 
-  Attributes:
-    table: all images, those for training first where the data set has splits.
-    train: the images to train on.
-    eval: the images to evaluate on.
-    class_names: the names of the classes, by label.
-    source: what the data set is and where it was found.
-    notes: lines about files that were left out.
-    evaluated_on: which images `eval` holds, as in `data.memory.arrays.Arrays`.
-  """
-
-  table: Table
   train: Table
   eval: Table
-  class_names: tuple[str, ...]
-  source: str
-  notes: tuple[str, ...] = ()
-  evaluated_on: str = "test"
+  evaluated_on: str = "test"  # which images `eval` holds, as in `data.memory.arrays.Arrays`
 
 
 def open_images(
@@ -106,31 +86,36 @@ def open_images(
   """
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
   with readable(path or name):
-    listed = _find(name, path, folder, tune)
+    table = _find(name, path, folder, tune)
     if anew:
-      table = read_headers(listed, show)
+      table = read_headers(table, show)
     else:
-      _require_fitting(listed)
-      table = open_table(listed, folder, show)
-  names = _checked_names(listed, table) if listed.records else listed.class_names
-  train = evaluation = table.take(slice(listed.train))
-  if not tune and listed.train is not None:
-    evaluation = table.take(slice(listed.train, None))
+      _require_fitting(table)
+      table = open_table(table, folder, show)
+  if table.keys:
+    table = dataclasses.replace(table, class_names=_checked_names(table))
+  train = evaluation = table.take(slice(table.train))
+  if not tune and table.train is not None:
+    evaluation = table.take(slice(table.train, None))
   for each in (train, evaluation):
     if not each.width.any():
       raise UserError(
         f"none of the {len(each)} images of {each.root} has a header that can be read (the first "
         f"is {each.name(0)}): images are {', '.join(FORMATS)} files, and these may be damaged."
       )
-  source, notes, evaluated_on = listed.source, listed.notes, "test"
-  for evaluated_on in ["held-out"] * (listed.train is None) + ["validation"] * tune:
-    # By digests of class and file name: a copy, also in a shard, is on the side of its original.
-    digests, whole = train.digests(names), train
-    kept, held_out = split_by_digest(digests, whole.label, share, listed.source.split(":")[0])
-    train, evaluation = whole.take(kept), whole.take(held_out)
-    source += f"; {hold_out_line(len(held_out), len(whole), share, evaluated_on)}"
-    notes += single_image_note(whole.label, names)
-  return ImageSet(table, train, evaluation, names, source, notes, evaluated_on)
+  found = ImageSet(train, evaluation)
+  for evaluated_on in ["held-out"] * (table.train is None) + ["validation"] * tune:
+    found = _hold_out(found.train, share, evaluated_on)
+  return found
+
+
+def _hold_out(table: Table, share: float, evaluated_on: str) -> ImageSet:
+  """Split images by digests of class and name: a copy is on the side of its original."""
+  kept, out = split_by_digest(table.digests(), table.label, share, str(table.place))
+  line = hold_out_line(len(out), len(table), share, evaluated_on)
+  notes = table.notes + single_image_note(table.label, table.class_names)
+  table = dataclasses.replace(table, source=f"{table.source}; {line}", notes=notes)
+  return ImageSet(table.take(kept), table.take(out), evaluated_on)
 
 
 def class_names_of(*, name: str, path: str, cache: str = "") -> tuple[str, ...]:
@@ -149,11 +134,12 @@ def class_names_of(*, name: str, path: str, cache: str = "") -> tuple[str, ...]:
     return _find(name, path, folder, tune=True).class_names
 
 
-def _find(name: str, path: str, cache: pathlib.Path, tune: bool) -> Listed:
+def _find(name: str, path: str, cache: pathlib.Path, tune: bool) -> Table:
   if remote.is_remote(path):
-    return _list_tfds(remote.fetch_about(path, cache), tune, root=path.rstrip("/"))
+    table = list_tfds(remote.fetch_about(path, cache), evaluation=not tune)
+    return dataclasses.replace(table, root=path.rstrip("/"))
   if not path:
-    return _list_tfds(prepare_with_tfds(name, _ACCEPTED), tune)
+    return list_tfds(prepare_with_tfds(name, _ACCEPTED), evaluation=not tune)
   root = expanded(path, "config.data.path").absolute()
   if is_csv(root) and root.exists():
     return read_csv(root, tune=tune)
@@ -169,7 +155,7 @@ def _find(name: str, path: str, cache: pathlib.Path, tune: bool) -> Listed:
   return list_images(root, name, tune=tune)
 
 
-def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Listed:
+def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Table:
   """List the images of a folder, or the shards in it; arguments as in `open_images`.
 
   Raises:
@@ -177,55 +163,50 @@ def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Li
     OSError: it cannot be read.
   """
   others: collections.Counter[str] = collections.Counter()
-  if has_splits(root):
-    files = list_folders(root, others, tune=tune)
-    what = f"folders {' and '.join(files)}"
+  if found := splits_in(root):
+    splits = choose_splits(found, root, evaluation=not tune)
+    what = f"folders {' and '.join(splits)}"
   elif version := find_tfds(root, name):
-    return _list_tfds(version, tune)
+    return list_tfds(version, evaluation=not tune)
   elif list_folder(root).folders:
-    files, what = {"": list_classes(root, others)}, "class folders"
+    splits, what = [""], "class folders"
   else:
     raise UserError(
       f"config.data.path: {root} has no train/ and no dataset_info.json; it names {_ACCEPTED}."
     )
-  class_names = tuple(next(iter(files.values())))
-  numbers = {name: number for number, name in enumerate(class_names)}
-  names, labels = [], []
-  for split, classes in files.items():
-    for each, found in classes.items():
-      names.append(Names.of(os.path.join(split, each, file) for file in found).text)
-      labels.append(np.full(len(found), numbers[each], np.int32))
+  numbers: dict[str, int] = {}
+  names, labels = list[np.ndarray](), list[np.ndarray]()
+  for split in splits:
+    unknown = []
+    for each, images in list_classes(root / split, others):
+      if split == splits[0]:
+        numbers[each] = len(numbers)
+      elif each not in numbers:
+        unknown.append(f"{each}: {len(images):,}")
+        continue
+      names.append(Names.of(os.path.join(split, each, file) for file in images).text)
+      labels.append(np.full(len(images), numbers[each], np.int32))
+    if unknown:
+      raise UserError(
+        f"{root / split} has images of classes that train/ lacks ({some(unknown, 3)}): both name "
+        "their classes alike."
+      )
   # Folders of copies are named by a number.
   title = printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
-  return Listed(
-    root,
-    str(root),
-    Names(np.concatenate(names)),
-    None if "" in files else sum(map(len, files["train"].values())),
-    class_names,
-    f"{title}: {what}",
-    left_out(others),
-    labels=np.concatenate(labels),
+  return Table(
+    root=str(root),
+    names=Names(np.concatenate(names)),
+    file=np.arange(sum(map(len, labels)), dtype=np.int32),
+    label=np.concatenate(labels),
+    class_names=tuple(numbers),
+    source=f"{title}: {what}",
+    notes=left_out(others),
+    place=root,
+    train=sum(map(len, labels[: len(numbers)])) if found else None,
   )
 
 
-def _list_tfds(folder: pathlib.Path, tune: bool, root: str = "") -> Listed:
-  info = open_tfds(folder, tune=tune)
-  shards = info.train if tune else (*info.train, *info.eval)
-  named = "split train" if tune else f"splits train and {info.eval_split}"
-  return Listed(
-    folder.absolute(),
-    root or str(folder.absolute()),
-    Names.of(shard.path.name for shard in shards),
-    sum(shard.records for shard in info.train),
-    info.class_names,
-    printable(f"TFDS {info.name} {folder.name}, {named}"),
-    records=[shard.records for shard in shards],
-    keys=(info.image_key, info.label_key),
-  )
-
-
-def _require_fitting(listed: Listed) -> None:
+def _require_fitting(table: Table) -> None:
   """Compare copies or shards with their originals, then these with theirs: shards may hold copies.
 
   Originals that are not on this machine are not compared; an empty folder counts as missing,
@@ -234,8 +215,8 @@ def _require_fitting(listed: Listed) -> None:
   Raises:
     UserError: there are more or fewer than were written, or they do not fit their originals.
   """
-  folder, made = listed.place, read_prepared(listed.place)
-  for found, written in zip(listed.counts, made.images if made else (), strict=False):
+  folder, made = table.place, read_prepared(table.place)
+  for found, written in zip(table.counts, made.images if made else (), strict=False):
     if made and found not in (written, 0):  # 0: it is not listed, to tune
       raise UserError(
         f"{folder} holds {found:,} images of a split in which {written:,} were written: run "
@@ -258,33 +239,30 @@ def _require_fitting(listed: Listed) -> None:
 
 def _difference(made: Prepared, root: pathlib.Path) -> str:
   """Return how the originals differ from those that a folder was made from, or ''."""
-  names = list_images(root).names
-  if len(names) != made.originals:
-    return f"there were {made.originals:,} then, and now {len(names):,}"
-  if digest_of(names) != made.digest:
+  table = list_images(root)
+  if len(table.names) != made.originals:
+    return f"there were {made.originals:,} then, and now {len(table.names):,}"
+  if digest_of(table.names) != made.digest:
     return "there were images of other names"
-  numbers = random.Random(0).sample(range(len(names)), min(len(names), _SAMPLE))
-  sample = [os.fsdecode(names[number]) for number in numbers]
-  with ThreadPoolExecutor(_STAT_THREADS) as pool:
-    times = pool.map(time_of, [os.path.join(root, name) for name in sample])
-    pairs = zip(sample, times, strict=True)
-    changed = sorted(printable(name) for name, time in pairs if time > made.newest)
+  sample = stat_sample(table)
+  changed = [i for i, each in sample.items() if each and each.st_mtime_ns > made.newest]
   if not changed:
     return ""
-  return f"{len(changed):,} of {len(sample):,} sampled images have changed ({some(changed, 3)})"
+  named = some(sorted(map(table.name, changed)), 3)
+  return f"{len(changed):,} of {len(sample):,} sampled images have changed ({named})"
 
 
-def _checked_names(listed: Listed, table: Table) -> tuple[str, ...]:
-  """Return the names of the classes, or their numbers where they have no names.
+def _checked_names(table: Table) -> tuple[str, ...]:
+  """Return the names of the classes in shards, or their numbers where they have no names.
 
   Raises:
     UserError: a label has no class, or two classes have one name.
   """
   largest = int(table.label.max())
-  check_labels(int(table.label.min()), largest, listed.class_names, listed.root)
+  check_labels(int(table.label.min()), largest, table.class_names, table.root)
   if largest >= len(table):
     raise UserError(
-      f"labels of {listed.root} go up to {largest}, but it has only {len(table)} images: labels "
+      f"labels of {table.root} go up to {largest}, but it has only {len(table)} images: labels "
       "count classes from 0."
     )
-  return listed.class_names or tuple(map(str, range(largest + 1)))
+  return table.class_names or tuple(map(str, range(largest + 1)))

@@ -1,17 +1,18 @@
-"""Listings of folders of images: the files of each class, and the files that are left out."""
+"""Listings of folders of images: splits, the files of each class, and the files left out."""
 
 import collections
 import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
 from jaxspeed.errors import UserError, plural, printable, some
 
-EVAL_FOLDERS = ("val", "validation", "test")
+# The splits of every kind of data set; the first after "train" that is there is evaluated.
+SPLITS = ("train", "val", "validation", "test")
 # The most endings of names in the note about files left out.
 _ENDINGS = 5
 
@@ -41,52 +42,45 @@ def readable(what: object, data: str = "data set is") -> Iterator[None]:
 _OF_SYSTEMS = ("@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "__MACOSX")
 
 
-def has_splits(root: pathlib.Path) -> bool:
-  """Return whether a folder has splits; folders of images named `train` or `test` are classes."""
-  found = [each for each in ("train", *EVAL_FOLDERS) if (root / each).is_dir()]
+def splits_in(root: pathlib.Path) -> list[str]:
+  """Return the splits of a folder; folders of images named `train` or `test` are classes."""
+  found = [each for each in SPLITS if (root / each).is_dir()]
   if not found or set(list_folder(root).folders) <= set(found):
-    return bool(found)
-  return any(list_folder(root / each).folders for each in found)
+    return found
+  return found if any(list_folder(root / each).folders for each in found) else []
 
 
-def list_folders(
-  root: pathlib.Path, others: collections.Counter[str] | None = None, *, tune: bool = False
-) -> dict[str, dict[str, list[str]]]:
-  """Return the sorted names of a data set's images, by split ('train', then the other) and class.
+def choose_splits(
+  found: Collection[str], where: object, *, evaluation: bool | None = True
+) -> list[str]:
+  """Return the split to train on and the one to evaluate on.
 
   Args:
-    root: a folder with train/CLASS/NAME and val/, validation/ or test/CLASS/NAME.
-    others: receives the number of files that are not images, by name ending.
-    tune: whether to list 'train' only.
+    found: the splits that there are.
+    where: the data set, for messages.
+    evaluation: whether the latter is returned; None: if there is one.
 
   Raises:
-    UserError: a split is missing, has no class or an empty one, or train/ lacks a class.
-    OSError: a folder cannot be read.
+    UserError: one of them is missing.
   """
-  others = collections.Counter() if others is None else others
-  eval_name = next((each for each in EVAL_FOLDERS if (root / each).is_dir()), None)
-  if not (root / "train").is_dir():
-    raise UserError(f"{root} has {eval_name}/ but no train/ to train on.")
-  if tune:
-    return {"train": list_classes(root / "train", others)}
-  if eval_name is None:
+  chosen = [each for each in SPLITS if each in found][: 1 if evaluation is False else 2]
+  if chosen[:1] != ["train"]:
     raise UserError(
-      f"{root} has train/ but none of val/, validation/ and test/ to evaluate on: complete it, or "
-      "set --config.tune_on=validation, which holds config.data.hold_out of train/ out."
+      f"{where} has no split train to train on: complete it; or, to evaluate on all its images, "
+      "give them no splits and set --config.data.hold_out=1."
     )
-  files = {split: list_classes(root / split, others) for split in ("train", eval_name)}
-  distinct(sorted({*files["train"], *files[eval_name]}), str(root))
-  if unknown := [name for name in files[eval_name] if name not in files["train"]]:
-    named = some([f"{name}: {len(files[eval_name][name]):,}" for name in unknown], 3)
+  if evaluation and len(chosen) == 1:
     raise UserError(
-      f"{root / eval_name} has images of classes that train/ lacks ({named}): "
-      "both name their classes alike."
+      f"{where} has the split train but none of val, validation and test to evaluate on: complete "
+      "it, or set --config.tune_on=validation, which holds config.data.hold_out of train out."
     )
-  return files
+  return chosen
 
 
-def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict[str, list[str]]:
-  """Return each class's image names, all sorted; count other files as `list_folders` does.
+def list_classes(
+  folder: pathlib.Path, others: collections.Counter[str]
+) -> Iterator[tuple[str, list[str]]]:
+  """Yield each class with its images' names, all sorted; count other files in `others`, by ending.
 
   Raises:
     UserError: there is no class, or an empty one, or two that look alike.
@@ -97,7 +91,6 @@ def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict
   if not outer.folders:
     loose = "images but no class folders" if outer.images else "no class folders"
     raise UserError(f"{folder} holds {loose}: put the images of each class in a folder of its own.")
-  classes = {}
   for name in outer.folders:
     inner = list_folder(folder / name)
     if not inner.images:
@@ -107,9 +100,8 @@ def list_classes(folder: pathlib.Path, others: collections.Counter[str]) -> dict
         else f"no image ({', '.join(SUFFIXES)}): remove it, or complete the data set"
       )
       raise UserError(f"the class folder {folder / name} holds {held}.")
-    classes[name] = inner.images
     others.update(inner.others)
-  return classes
+    yield name, inner.images
 
 
 def list_folder(folder: pathlib.Path) -> Folder:

@@ -1,7 +1,7 @@
 """A CSV file that lists images and their labels: `file,label`, and perhaps `split`.
 
-    listed = read_csv(pathlib.Path("photos.csv"))
-    listed.names, listed.labels, listed.class_names
+    table = read_csv(pathlib.Path("photos.csv"))
+    table.names, table.label, table.class_names
 
 The first line names the columns, in any order and among others, which are not read. Keras's names
 (filename, class) and Hugging Face's (file_name) serve too. File names are relative to the CSV's
@@ -12,14 +12,13 @@ import csv
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxspeed.data.formats.class_names import distinct, read_text
-from jaxspeed.data.formats.folders import EVAL_FOLDERS
-from jaxspeed.data.table import Listed, Names, path_digests
+from jaxspeed.data.formats.folders import SPLITS, choose_splits
+from jaxspeed.data.table import Names, Table, path_digests
 from jaxspeed.errors import UserError, printable, some
 
 # The columns' names; the first of each is the one in the documents.
@@ -28,18 +27,9 @@ _COLUMNS = {
   "label": ("label", "class"),
   "split": ("split",),
 }
-_SPLITS = {"training": "train", "valid": "val"} | {each: each for each in ("train", *EVAL_FOLDERS)}
+_SPLITS = {"training": "train", "valid": "val"} | {each: each for each in SPLITS}
 _SEPARATORS = ",;\t"
 _SHOWN, _LONGEST = 3, 100  # names in a message, and characters of each
-
-
-class _Row(NamedTuple):
-  """A row, in the order in which rows are sorted, with the number of its line."""
-
-  file: str
-  label: str
-  split: str
-  line: int
 
 
 def is_csv(path: pathlib.Path) -> bool:
@@ -47,7 +37,7 @@ def is_csv(path: pathlib.Path) -> bool:
   return path.suffix.lower() == ".csv" and not path.is_dir()
 
 
-def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
+def read_csv(path: pathlib.Path, *, tune: bool = False) -> Table:
   """Read a CSV file; whether its images exist is not looked at.
 
   Names are normalised, and sorted in each split. Classes are sorted, as numbers if all are.
@@ -60,35 +50,39 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Listed:
     UserError: the file is no CSV in UTF-8 with the columns file and label, a row is incomplete, a
       file is listed twice, or a split is missing.
   """
-  rows, others, has_splits = _read(path, tuple(_COLUMNS), os.path.normpath)
-  rows.sort()
-  for one, other in itertools.pairwise(rows):
-    if one.file == other.file:
-      first, second = sorted([one.line, other.line])
-      raise UserError(
-        f"{path}, lines {first} and {second}, both name {_quoted(one.file)}: list each image once, "
-        "with one label and in one split."
-      )
+  columns, lines, others = _read(path, tuple(_COLUMNS))
+  files, labels = [*map(os.path.normpath, columns["file"])], columns["label"]
+  order = sorted(range(len(files)), key=files.__getitem__)
+  if len(set(files)) < len(files):
+    pairs = itertools.pairwise(order)
+    one, other = next((one, other) for one, other in pairs if files[one] == files[other])
+    raise UserError(
+      f"{path}, lines {lines[one]} and {lines[other]}, both name {_quoted(files[one])}: list each "
+      "image once, with one label and in one split."
+    )
   source, notes = printable(path.name), tuple[str, ...]()
+  train: int | None = None
   if others:
-    notes = (f"columns of {source} that are not read: {some(list(map(_short, others)), _SHOWN)}",)
-  train = None
-  if has_splits:
-    splits = _by_split(path, rows, tune)
-    source += f": split{'s' * (len(splits) > 1)} {' and '.join(splits)}"
-    rows, train = list(itertools.chain(*splits.values())), len(splits["train"])
-  classes = _classes(path, rows)
+    notes = (f"columns of {source} that are not read: {some([*map(_short, others)], _SHOWN)}",)
+  if "split" in columns:
+    splits = _splits(path, columns["split"], lines)
+    chosen = choose_splits(set(splits), path, evaluation=not tune)
+    source += f": split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
+    parts = [[row for row in order if splits[row] == each] for each in chosen]
+    order, train = [*itertools.chain(*parts)], len(parts[0])
+  classes = _classes(path, {labels[row] for row in order})
   numbers = {name: number for number, name in enumerate(classes)}
-  names = Names.of(row.file for row in rows)
-  return Listed(
-    place=path,
+  names = Names.of(files[row] for row in order)
+  return Table(
     root=str(path.parent),
     names=names,
-    train=train,
+    file=np.arange(len(order), dtype=np.int32),
+    label=np.array([numbers[labels[row]] for row in order], np.int32),
     class_names=classes,
     source=source,
     notes=notes,
-    labels=np.array([numbers[row.label] for row in rows], np.int32),
+    place=path,
+    train=train,
     digest=path_digests(names),
   )
 
@@ -100,59 +94,56 @@ def read_names(path: pathlib.Path) -> list[str]:
     UserError: the file is no CSV in UTF-8 with a column file, or a row has no name.
     OSError: it cannot be read.
   """
-  return [row.file for row in _read(path, ("file",), str)[0]]
+  return _read(path, ("file",))[0]["file"]
 
 
 def _read(
-  path: pathlib.Path, columns: Sequence[str], normal: Callable[[str], str]
-) -> tuple[list[_Row], list[str], bool]:
-  """Return the rows, the names of columns that are not read, and whether there are splits.
+  path: pathlib.Path, wanted: Sequence[str]
+) -> tuple[dict[str, list[str]], list[int], list[str]]:
+  """Return the columns, the number of each row's line, and the names of columns that are not read.
 
   Args:
     path: the file.
-    columns: the columns to read; all but "split" must be there.
-    normal: what makes the file of a row of its name in the CSV.
+    wanted: the columns to read; all but "split" must be there.
   """
   lines = read_text(path).split("\n")
   first = next((number for number, line in enumerate(lines) if line.strip()), 0)
-  separator, header, places = _header(path, lines[first], columns)
-  rows, line = list[_Row](), first + 1
-  reader = csv.reader(lines[line:], delimiter=separator, strict=True, skipinitialspace=True)
+  separator, header, places = _header(path, lines[first], wanted)
+  rows, numbers = list[list[str]](), list[int]()
+  reader = csv.reader(lines[first + 1 :], delimiter=separator, strict=True, skipinitialspace=True)
+  line = first + 1
   try:
-    for fields in reader:
+    for row in reader:
       begun, line = line + 1, first + 1 + reader.line_num
       if begun < line:  # a forgotten double quote would swallow images in silence
         raise UserError(
           f"{path}, line {begun}: by its double quotes, the row ends in line {line}: close "
           "them, and write two of them for one inside a value."
         )
-      if not any(map(str.strip, fields)):
+      row = [*map(str.strip, row)]
+      if not any(row):
         continue  # an empty line, or one of separators, as spreadsheets write them
-      if len(fields) != len(header):
+      if len(row) != len(header):
         raise UserError(
           f"{path}, line {line}: the header names {len(header)} columns, and this line has "
-          f"{len(fields)}: write {separator!r} between columns, and values that hold it in double "
+          f"{len(row)}: write {separator!r} between columns, and values that hold it in double "
           "quotes."
         )
-      values = [fields[place].strip() for place in places.values()]
-      if not all(values):
-        key = list(places)[values.index("")]
-        raise UserError(f"{path}, line {line}, has no {key}: write it, or leave the line out.")
-      file, label, split = (*values, *("", "train")[len(values) - 1 :])
-      if (known := _SPLITS.get(split.lower())) is None:
+      if "" in row and (missing := [key for key, place in places.items() if not row[place]]):
         raise UserError(
-          f"{path}, line {line}: the split is {_quoted(split)}: write train, val or test."
+          f"{path}, line {line}, has no {missing[0]}: write it, or leave the line out."
         )
-      rows.append(_Row(normal(file), label, known, line))
+      rows.append(row)
+      numbers.append(line)
   except csv.Error as error:
     raise UserError(
       f"{path}, line {line + 1}, cannot be read as CSV ({error}): close its double quotes, and "
       "write two of them for one inside a value."
     ) from None
-  if not rows:
+  if not numbers:
     raise UserError(f"{path} has no images: write a header line, and add a line for each image.")
   others = [name for i, name in enumerate(header) if name and i not in places.values()]
-  return rows, others, "split" in places
+  return {key: [row[place] for row in rows] for key, place in places.items()}, numbers, others
 
 
 def _header(
@@ -174,26 +165,18 @@ def _header(
   )
 
 
-def _by_split(path: pathlib.Path, rows: Sequence[_Row], tune: bool) -> dict[str, list[_Row]]:
-  """Return the rows of "train" and, unless `tune`, of the first other split that there is."""
-  splits = {each: [row for row in rows if row.split == each] for each in ("train", *EVAL_FOLDERS)}
-  chosen = [each for each in splits if splits[each]][: 1 if tune else 2]
-  if chosen[0] != "train":
+def _splits(path: pathlib.Path, column: Sequence[str], lines: Sequence[int]) -> list[str]:
+  known = [_SPLITS.get(each.lower(), "") for each in column]
+  if "" in known:
+    row = known.index("")
     raise UserError(
-      f"{path} has no rows of the split train: complete it; or, to evaluate on all its images, "
-      "remove the column split and set --config.data.hold_out=1."
+      f"{path}, line {lines[row]}: the split is {_quoted(column[row])}: write train, val or test."
     )
-  if not tune and len(chosen) == 1:
-    raise UserError(
-      f"{path} has no rows of the split val or test to evaluate on: complete it; remove the column "
-      "split, to hold out a share (config.data.hold_out); or set --config.tune_on=validation."
-    )
-  return {each: splits[each] for each in chosen}
+  return known
 
 
-def _classes(path: pathlib.Path, rows: Sequence[_Row]) -> tuple[str, ...]:
+def _classes(path: pathlib.Path, names: set[str]) -> tuple[str, ...]:
   """Return the names of the classes, sorted, as numbers if all are integers."""
-  names = {row.label for row in rows}
   try:
     numbers = {int(name) for name in names}
   except ValueError:

@@ -121,18 +121,8 @@ def upright(image: Image.Image, orientation: int) -> Image.Image:
   return image
 
 
-def load_upright(file: BinaryIO) -> Image.Image:
-  """Return an image as it is shown, in mode RGB.
-
-  Raises:
-    Exception: as in `open_image` and `load`.
-  """
-  with open_image(file) as image:
-    return as_shown(image)
-
-
 def as_shown(image: Image.Image) -> Image.Image:
-  """Return an image of Pillow as `load_upright` does.
+  """Return an image as it is shown, in mode RGB.
 
   Raises:
     Exception: as in `load`.

@@ -1,14 +1,18 @@
-"""A reader of data sets that TensorFlow Datasets (TFDS) prepared, without TensorFlow.
+"""A reader of data sets that TensorFlow Datasets (TFDS) prepared, without TensorFlow; downloads.
 
-    info = open_tfds(folder)  # .../cifar10/3.0.2, which holds dataset_info.json
-    images, labels = read_shards(info, info.train)
+    images, labels = read_shards(list_tfds(folder))  # .../cifar10/3.0.2
 
 A shard is a sequence of TFRecord frames, each a serialized tf.train.Example. The formats are those
 of TensorFlow's tsl/lib/io/record_writer.h and tensorflow/core/example/{example,feature}.proto, and
 of TFDS 4.9's core/splits.py and core/naming.py (names of shards).
 """
 
-import dataclasses
+import contextlib
+import contextvars
+import functools
+import importlib.util
+import logging
+import os
 import pathlib
 import re
 import struct
@@ -16,39 +20,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 from jaxtyping import Int32, UInt8
 
 from jaxspeed.data.formats import pixels
-from jaxspeed.data.formats.folders import EVAL_FOLDERS
+from jaxspeed.data.formats.folders import choose_splits
 from jaxspeed.data.formats.protobuf import masked_checksum
-from jaxspeed.errors import UserError
-from jaxspeed.files import open_regular, parse_json, read_bytes
+from jaxspeed.data.table import Names, Table
+from jaxspeed.errors import UserError, printable, some
+from jaxspeed.files import expanded, open_regular, parse_json, read_bytes
 
-_MOST_RECORDS = 10**12  # in a shard
+_log = logging.getLogger("jaxspeed")
+
+_may_download = contextvars.ContextVar("may_download", default=True)
+_MOST_RECORDS = 10**8  # in a split
 # TFDS's name of the feature in imagenet2012, its subsets and the shards of `prepare shards`.
 FILE_NAME = "file_name"
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-  """A file of TFRecords, and its number of records according to dataset_info.json."""
-
-  path: pathlib.Path
-  records: int
-
-
-@dataclasses.dataclass(frozen=True)
-class TfdsInfo:
-  """Content of dataset_info.json and label.labels.txt; class_names is () without names."""
-
-  name: str
-  folder: pathlib.Path
-  train: tuple[Shard, ...]
-  eval: tuple[Shard, ...]
-  eval_split: str
-  image_key: str
-  label_key: str
-  class_names: tuple[str, ...]
+# Bytes of a record beside its data: length and checksum before, checksum after.
+_FRAME_BEGIN, _FRAME = 12, 16
 
 
 def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
@@ -68,21 +58,69 @@ def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
     versions = [each for each in versions if re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", each.name)]
     if versions:
       return max(versions, key=lambda each: tuple(map(int, each.name.split("."))))
-  sets = sorted({info.parent.parent for info in path.glob("*/*/dataset_info.json")})
+  sets = sorted({info.parents[1] for info in path.glob("*/*/dataset_info.json")})
   if len(sets) > 1:
     raise UserError(
-      f"{path} holds {len(sets)} data sets ({', '.join(each.name for each in sets[:5])}): name the "
+      f"{path} holds {len(sets)} data sets ({some([each.name for each in sets], 5)}): name the "
       "folder of one of them."
     )
   return find_tfds(sets[0], name) if sets else None
 
 
-def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
-  """Read dataset_info.json of one version's folder.
+@contextlib.contextmanager
+def no_downloads() -> Iterator[None]:
+  """A block in which data sets are only looked for: a stranger's config may name them."""
+  before = _may_download.set(False)
+  try:
+    yield
+  finally:
+    _may_download.reset(before)
+
+
+def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
+  """Return the folder of the version of `name` in TFDS_DATA_DIR; let TFDS prepare it if needed.
+
+  Raises:
+    UserError: TFDS is missing or failed, or a download is needed in a block of `no_downloads`; the
+      message says what config.data.path accepts (`accepted`).
+  """
+  root = expanded(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"), "TFDS_DATA_DIR")
+  if found := find_tfds(root / name.replace(":", "/"), ""):
+    return found
+  if not _may_download.get():
+    raise UserError(
+      f"config.data.path is not set, no {name} is in {root}, and evaluate downloads nothing: name "
+      f"{accepted}."
+    )
+  if importlib.util.find_spec("tensorflow_datasets") is None:
+    raise UserError(
+      f"config.data.path is not set: name {accepted}; or install TFDS, which downloads {name} "
+      "(pip install 'jaxspeed[images]')."
+    )
+  _log.info("config.data.path is not set: TensorFlow Datasets prepares %s", name)
+  try:
+    tfds = importlib.import_module("tensorflow_datasets")
+    builder = tfds.builder(name, file_format="tfrecord")
+    builder.download_and_prepare()
+    return pathlib.Path(builder.data_dir)
+  # Builders raise whatever their network, file system and TensorFlow raise.
+  except Exception as error:
+    reason = next(iter(str(error).splitlines()), "")
+    raise UserError(
+      f"config.data.path is not set, and TFDS could not prepare {name} "
+      f"({type(error).__name__}: {reason}): name {accepted}."
+    ) from error
+
+
+def list_tfds(folder: pathlib.Path, *, evaluation: bool | None = True) -> Table:
+  """List the shards that dataset_info.json of one version's folder names.
 
   Args:
     folder: the version's folder.
-    tune: whether the evaluation split may be missing.
+    evaluation: whether to list the evaluation split; None: if there is one.
+
+  Returns:
+    A table whose labels are in the shards; class_names is () where they have no names.
 
   Raises:
     UserError: the JSON is damaged, the format is not TFRecord, or a split is missing.
@@ -91,12 +129,12 @@ def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
   try:
     info = parse_json(read_bytes(path))
     name, file_format = info["name"], info.get("fileFormat", "tfrecord")
-    shards = {split["name"]: _shards(folder, name, split) for split in info.get("splits", ())}
+    shards = {split["name"]: _shards(name, split) for split in info.get("splits", ())}
     items = info.get("supervisedKeys", {}).get("tuple", {}).get("items", ())
-    keys = [item["featureKey"] for item in items] or ["image", "label"]
-    image_key, label_key = keys
-    names = folder / f"{label_key}.labels.txt"
-    class_names = names.read_text(encoding="utf-8").split("\n") if names.is_file() else []
+    keys = [str(item["featureKey"]) for item in items] or ["image", "label"]
+    _, label_key = keys
+    names_file = folder / f"{label_key}.labels.txt"
+    class_names = names_file.read_text(encoding="utf-8") if names_file.is_file() else ""
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
     raise UserError(
       f"{path} cannot be read as TFDS writes it ({type(error).__name__}: {error}): "
@@ -108,29 +146,29 @@ def open_tfds(folder: pathlib.Path, *, tune: bool = False) -> TfdsInfo:
       f"tfds.builder({name!r}, file_format='tfrecord', data_dir=ANOTHER_FOLDER)"
       ".download_and_prepare()."
     )
-  eval_split = next((split for split in EVAL_FOLDERS if split in shards), "")
-  if not (shards.get("train") and (tune or shards.get(eval_split))):
-    raise UserError(
-      f"{path} names the splits {sorted(shards)}, but training needs 'train' and one of "
-      f"{list(EVAL_FOLDERS)}."
-    )
-  return TfdsInfo(
-    name=name,
-    folder=folder,
-    train=shards["train"],
-    eval=shards.get(eval_split, ()),
-    eval_split=eval_split,
-    image_key=image_key,
-    label_key=label_key,
-    class_names=tuple(each.strip() for each in class_names if each.strip()),
+  found = [split for split in shards if shards[split]]
+  splits = choose_splits(found, path, evaluation=evaluation)
+  files = [shard for split in splits for shard in shards[split]]
+  records = [images for _, images in files]
+  named = f"split{'s' * (len(splits) > 1)} {' and '.join(splits)}"
+  return Table(
+    root=str(folder.absolute()),
+    names=Names.of(file for file, _ in files),
+    file=np.repeat(np.arange(len(files), dtype=np.int32), records),
+    label=np.zeros(sum(records), np.int32),
+    class_names=tuple(each.strip() for each in class_names.split("\n") if each.strip()),
+    source=printable(f"TFDS {name} {folder.name}, {named}"),
+    place=folder.absolute(),
+    train=sum(images for _, images in shards["train"]),
+    keys=tuple(keys),
   )
 
 
-def _shards(folder: pathlib.Path, name: str, split: dict[str, Any]) -> tuple[Shard, ...]:
-  """Return the shards in one entry of dataset_info.json's "splits", without empty ones."""
+def _shards(name: str, split: dict[str, Any]) -> list[tuple[str, int]]:
+  """Return file and records of each shard in an entry of "splits", without empty ones."""
   lengths = [int(length) for length in split.get("shardLengths", ())]
-  if any(not 0 <= length < _MOST_RECORDS for length in lengths):
-    raise ValueError(f"shardLengths of {split['name']} are not from 0 to {_MOST_RECORDS:,}")
+  if min(lengths, default=0) < 0 or sum(lengths) > _MOST_RECORDS:
+    raise ValueError(f"shardLengths of {split['name']} are not from 0 to {_MOST_RECORDS:,} in all")
   digits = max(5, len(str(len(lengths))))
   shards = []
   for index, length in enumerate(lengths):
@@ -145,15 +183,14 @@ def _shards(folder: pathlib.Path, name: str, split: dict[str, Any]) -> tuple[Sha
       "NUM_SHARDS": y,
     }.items():
       file = file.replace(f"{{{variable}}}", value)
-    if length:
-      shards.append(Shard(folder / file, length))
-  return tuple(shards)
+    if b"\0" in os.fsencode(file):
+      raise ValueError(f"{file!r} is no name of a file")
+    shards += [(file, length)] * (length > 0)
+  return shards
 
 
-def read_shards(
-  info: TfdsInfo, shards: Sequence[Shard]
-) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
-  """Return all images and labels of `shards`, in stored order.
+def read_shards(table: Table) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.ndarray, "n"]]:
+  """Return all images and labels of shards, in stored order.
 
   Both checksums of every record are verified. Grey images are repeated to three channels.
 
@@ -163,22 +200,22 @@ def read_shards(
   """
   images: list[UInt8[np.ndarray, "h w 3"]] = []
   labels: list[int] = []
-  for shard in shards:
-    with open_regular(shard.path) as file:
+  records = np.bincount(table.file).tolist()
+  for name, count in zip(table.names.decoded(), records, strict=True):
+    path = os.path.join(table.root, name)
+    with open_regular(path) as file:
       content = np.fromfile(file, np.uint8)
-    for example in read_examples(
-      content, shard.path, info.image_key, info.label_key, shard.records
-    ):
+    for example in read_examples(content, path, table.keys, count):
       try:
         images.append(pixels.decode(example.image))
       except Exception as error:  # Pillow raises almost anything
         reason = pixels.reason_of(error)
-        raise UserError(f"{shard.path}: an image cannot be decoded: {reason}") from error
+        raise UserError(f"{path}: an image cannot be decoded: {reason}") from error
       if images[-1].shape != images[0].shape:
         (h, w), (i, j) = images[-1].shape[:2], images[0].shape[:2]
         raise UserError(
-          f"{shard.path}: an image is {h} x {w} pixels and the first one {i} x {j}; data in memory "
-          "need one size."
+          f"{path}: an image is {h} x {w} pixels and the first one {i} x {j}; data in memory need "
+          "one size."
         )
       labels.append(example.label)
   # Clipped, not wrapped: a label too large for int32 must not become a valid one.
@@ -229,9 +266,10 @@ def _check(view: memoryview, begin: int, size: int, path: object, record: int) -
 
 
 class Example(NamedTuple):
-  """An encoded image, its label, and the name of its original file; b"" if unknown."""
+  """An encoded image, its first byte's place, its label, and its file's name; b"" if unknown."""
 
-  image: memoryview
+  image: bytes
+  place: int
   label: int
   name: bytes
 
@@ -239,8 +277,7 @@ class Example(NamedTuple):
 def read_examples(
   content: UInt8[np.ndarray, "bytes"],
   path: object,
-  image_key: str,
-  label_key: str,
+  keys: Sequence[str],
   records: int,
   *,
   verify: bool = True,
@@ -249,7 +286,7 @@ def read_examples(
 
   Args:
     content, path, verify: as in `read_records`.
-    image_key, label_key: names of the features.
+    keys: names of the features that hold an image and its label.
     records: their number according to dataset_info.json.
 
   Raises:
@@ -261,88 +298,60 @@ def read_examples(
       f"{path} holds {len(found)} records and dataset_info.json promises {records}: prepare the "
       "data set again."
     )
+  start = _FRAME_BEGIN
   for number, record in enumerate(found):
     try:
-      example = parse_example(record, image_key, label_key)
-    except (ValueError, IndexError) as error:
+      example = parse_example(bytes(record), keys)
+    except ValueError as error:
       raise UserError(f"{path}: record {number} is not a labelled image: {error}") from error
-    yield example
+    yield example._replace(place=start + example.place)
+    start += len(record) + _FRAME
 
 
-def parse_example(record: memoryview, image_key: str, label_key: str) -> Example:
-  """Parse a serialized tf.train.Example; the image is a view of `record`.
+def parse_example(record: bytes, keys: Sequence[str]) -> Example:
+  """Parse a serialized tf.train.Example.
 
   Raises:
-    ValueError, IndexError: it is not an Example, or lacks the image or the label.
+    ValueError: it is not an Example, or lacks the image or the label.
   """
-  features = {
-    b"".join(_submessages(entry, 1)).decode(): feature
-    for entry in _submessages(record, 1, 1)
-    for feature in _submessages(entry, 2)
-  }
-  nothing = memoryview(b"")
-  image, name = (
-    next(_submessages(features.get(key, nothing), 1, 1), None) for key in (image_key, FILE_NAME)
-  )
-  lists = _submessages(features.get(label_key, nothing), 3)
-  label = next((value for each in lists for value in _integers(each)), None)
-  if image is None or label is None:
-    missing = image_key if image is None else label_key
-    raise ValueError(f"it has no feature {missing!r} of the right type")
-  return Example(image, label, bytes(name or b""))
+  try:
+    entries = _example_class().FromString(record).features.feature
+  except DecodeError as error:
+    raise ValueError(error) from None
+  features = {entry.key: entry.value for entry in entries}
+  found = []
+  for key, kind in (keys[0], "bytes_list"), (keys[1], "int64_list"):
+    values = getattr(features[key], kind).value if key in features else ()
+    if not values:
+      raise ValueError(f"it has no feature {key!r} of the right type")
+    found.append(values[0])
+  image, label = found
+  names = features[FILE_NAME].bytes_list.value if FILE_NAME in features else ()
+  place = record.find(image[:64])  # ten times as fast as to search for all of it
+  if not record.startswith(image, place):
+    place = record.find(image)
+  return Example(image, place, label, names[0] if names else b"")
 
 
-def _submessages(message: memoryview, number: int, *inner: int) -> Iterator[memoryview]:
-  """Yield the fields of bytes with a number, or those with the next number inside each of them."""
-  for field, value in _fields(message):
-    if field == number and isinstance(value, memoryview):
-      if inner:
-        yield from _submessages(value, *inner)
-      else:
-        yield value
-
-
-def _integers(int64_list: memoryview) -> Iterator[int]:
-  """Yield the values of an Int64List, packed or not; negative ones are two's complement."""
-  for field, value in _fields(int64_list):
-    if field == 1 and isinstance(value, memoryview):
-      position = 0
-      while position < len(value):
-        unsigned, position = _varint(value, position)
-        yield unsigned - (unsigned >> 63 << 64)
-    elif field == 1 and isinstance(value, int):
-      yield value - (value >> 63 << 64)
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-  """Yield (field number, value) of a protocol buffer: an int for a varint, else the bytes."""
-  position = 0
-  while position < len(message):
-    tag, position = _varint(message, position)
-    wire_type = tag & 7
-    if wire_type == 0:
-      value, position = _varint(message, position)
-      yield tag >> 3, value
-      continue
-    if wire_type == 2:
-      length, position = _varint(message, position)
-    elif wire_type in (1, 5):
-      length = 8 if wire_type == 1 else 4
-    else:
-      raise ValueError(f"wire type {wire_type} at byte {position}")
-    if position + length > len(message):
-      raise ValueError(f"a field of {length} bytes at byte {position} of {len(message)}")
-    yield tag >> 3, message[position : position + length]
-    position += length
-
-
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-  """Return the base-128 integer at `position`, low groups first, and the position after it."""
-  value = 0
-  for shift in range(0, 70, 7):
-    byte = message[position]
-    position += 1
-    value |= (byte & 0x7F) << shift
-    if byte < 0x80:
-      return value, position
-  raise ValueError(f"an integer of more than ten bytes at byte {position}")
+@functools.cache
+def _example_class() -> Any:
+  """Return the class of tf.train.Example, without its lists of floats, which are skipped."""
+  kinds = descriptor_pb2.FieldDescriptorProto
+  file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="x", syntax="proto3")
+  for name, fields in {
+    "Bytes": (("value", 1, kinds.TYPE_BYTES),),
+    "Integers": (("value", 1, kinds.TYPE_INT64),),
+    "Feature": (("bytes_list", 1, ".x.Bytes"), ("int64_list", 3, ".x.Integers")),
+    "Entry": (("key", 1, kinds.TYPE_STRING), ("value", 2, ".x.Feature")),
+    "Features": (("feature", 1, ".x.Entry"),),
+    "Example": (("features", 1, ".x.Features"),),
+  }.items():
+    message = file.message_type.add(name=name)
+    for field, number, kind in fields:
+      type_of = {"type": kind} if isinstance(kind, int) else {"type_name": kind}
+      is_list = name in ("Bytes", "Integers", "Features")
+      label = kinds.LABEL_REPEATED if is_list else kinds.LABEL_OPTIONAL
+      message.field.add(name=field, number=number, label=label, **type_of)
+  pool = descriptor_pool.DescriptorPool()
+  pool.AddSerializedFile(file.SerializeToString())
+  return message_factory.GetMessageClass(pool.FindMessageTypeByName("x.Example"))

@@ -9,12 +9,13 @@ import dataclasses
 import pathlib
 import tarfile
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO
 
 import numpy as np
 from jaxtyping import Int32, UInt8
 
+from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.errors import UserError, printable
 
 _IMAGE_BYTES = 3 * 32 * 32
@@ -59,14 +60,14 @@ CIFAR100 = Layout(
 LAYOUTS = (CIFAR10, CIFAR100)
 
 
-def find_cifar(path: pathlib.Path, name: str) -> tuple[Layout, pathlib.Path] | None:
+def find_cifar(path: pathlib.Path, name: str) -> tuple[pathlib.Path, Layout] | None:
   """Find CIFAR in `path` or its official folder below; of CIFAR-10 and 100, prefer `name`."""
   layouts = sorted(LAYOUTS, key=lambda layout: layout.name != name)
   for folder, layout in [(path, each) for each in layouts] + [
-    (path / x.folder, x) for x in layouts
+    (path / each.folder, each) for each in layouts
   ]:
     if any((folder / file).is_file() for file in layout.records):
-      return layout, folder
+      return folder, layout
   return None
 
 
@@ -80,80 +81,72 @@ def refuse_pickled(path: pathlib.Path, names: Iterable[str]) -> None:
     )
 
 
-def read_cifar_folder(layout: Layout, folder: pathlib.Path) -> dict[str, Any]:
-  """Read the binary files of `folder`.
+def read_cifar(path: pathlib.Path, *layouts: Layout) -> Arrays:
+  """Read the binary files of a folder, or of the official .tar.gz, which is not extracted.
 
-  Returns:
-    Fields of `arrays.Arrays`; class_names is () where the folder has no names.
-
-  Raises:
-    UserError: a file is missing, has the wrong size, or holds a label out of range.
-  """
-  contents = {}
-  for path in (folder / file for file in (*layout.records, layout.names_file)):
-    if path.is_file():
-      with path.open("rb") as stream:
-        contents[path.name] = _content(layout, path.name, path.stat().st_size, stream, folder)
-  return _assemble(layout, contents, folder)
-
-
-def read_cifar_archive(path: pathlib.Path) -> dict[str, Any]:
-  """Read the members of the official .tar.gz by file name, without extracting them.
-
-  Returns:
-    Fields of `arrays.Arrays`.
+  Args:
+    path: the folder or archive.
+    layouts: the data sets that it may hold; none: any.
 
   Raises:
-    UserError: it is not an archive, is cut off, or holds no complete binary version.
+    UserError: a file is missing, has the wrong size, or holds a label out of range; or it is not an
+      archive, or is cut off.
   """
   contents: dict[str, bytes] = {}
-  layouts = {file: each for each in LAYOUTS for file in (*each.records, each.names_file)}
+  layouts = layouts or LAYOUTS
+  known = {file: each for each in layouts for file in (*each.records, each.names_file)}
   try:
-    with tarfile.open(path) as archive:
-      for member in archive:
-        refuse_pickled(path, member.name.split("/"))
-        file = member.name.rpartition("/")[2]
-        if file in layouts and member.isfile() and (stream := archive.extractfile(member)):
-          contents[file] = _content(layouts[file], file, member.size, stream, path)
-      while archive.fileobj and archive.fileobj.read(_CHUNK):
-        pass  # gzip's checksum of all the data comes last
+    for file, size, stream in _folder(path, known) if path.is_dir() else _archive(path):
+      if (layout := known.get(file)) is None:
+        continue
+      if file in layout.records and size != layout.size(file):
+        raise UserError(
+          f"{file} of {path} has {size:,} bytes, not the {layout.size(file):,} of the binary "
+          f"version of {layout.title}: it was cut off or is another file; download the archive "
+          "again."
+        )
+      contents[file] = stream.read(size if file in layout.records else _NAMES_BYTES)
   except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+    if path.is_dir():
+      raise
     raise UserError(
       f"{path} cannot be read as an archive ({str(error) or type(error).__name__}): it was cut "
       "off, or is not a .tar.gz; config.data.path names a folder or cifar-10-binary.tar.gz."
     ) from error
-  # Of an archive of neither, the message on the first file that is missing.
-  layout = max(LAYOUTS, key=lambda each: len(each.records.keys() & contents.keys()))
-  return _assemble(layout, contents, path)
-
-
-def _content(layout: Layout, file: str, size: int, stream: IO[bytes], where: pathlib.Path) -> bytes:
-  """Read a file of `size` bytes, of which records have a known number."""
-  if file in layout.records and size != layout.size(file):
-    raise UserError(
-      f"{file} of {where} has {size:,} bytes, not the {layout.size(file):,} of the binary version "
-      f"of {layout.title}: it was cut off or is another file; download the archive again."
-    )
-  return stream.read(size if file in layout.records else _NAMES_BYTES)
-
-
-def _assemble(layout: Layout, contents: Mapping[str, bytes], where: pathlib.Path) -> dict[str, Any]:
+  # Where there is neither, the message on the first file that is missing.
+  layout = max(layouts, key=lambda each: len(each.records.keys() & contents.keys()))
   if missing := [file for file in layout.records if file not in contents]:
     raise UserError(
-      f"{where} has no {missing[0]}, which the binary version of {layout.title} needs: download "
+      f"{path} has no {missing[0]}, which the binary version of {layout.title} needs: download "
       "its archive again, and name that, or unpack all of it."
     )
-  *train, test = [_records(layout, contents[file], f"{file} of {where}") for file in layout.records]
-  class_names = tuple(contents.get(layout.names_file, b"").decode("utf-8", "replace").split())
-  return {
-    "train_images": np.concatenate([images for images, _ in train]),
-    "train_labels": np.concatenate([labels for _, labels in train]),
-    "eval_images": test[0],
-    "eval_labels": test[1],
-    "class_names": class_names,
-    "source": f"{layout.title}, binary version in {printable(where.name)}",
-    "name": layout.name,
-  }
+  *train, test = [_records(layout, contents[file], f"{file} of {path}") for file in layout.records]
+  images, labels = (np.concatenate(each) for each in zip(*train, strict=True))
+  return Arrays(
+    *(images, labels, *test),
+    class_names=tuple(contents.get(layout.names_file, b"").decode("utf-8", "replace").split()),
+    source=f"{layout.title}, binary version in {printable(path.name)}",
+    is_own=False,
+  )
+
+
+def _folder(path: pathlib.Path, known: Iterable[str]) -> Iterator[tuple[str, int, IO[bytes]]]:
+  """Yield the name, size and content of each file of a folder that is known."""
+  for each in (path / file for file in known):
+    if each.is_file():
+      with each.open("rb") as stream:
+        yield each.name, each.stat().st_size, stream
+
+
+def _archive(path: pathlib.Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+  """Yield the name, size and content of each file of an archive."""
+  with tarfile.open(path) as archive:
+    for member in archive:
+      refuse_pickled(path, member.name.split("/"))
+      if member.isfile() and (stream := archive.extractfile(member)):
+        yield member.name.rpartition("/")[2], member.size, stream
+    while archive.fileobj and archive.fileobj.read(_CHUNK):
+      pass  # gzip's checksum of all the data comes last
 
 
 def _records(

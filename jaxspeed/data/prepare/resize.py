@@ -98,7 +98,7 @@ def resize(
   for folder in folders:
     refuse_nested(folder, source)
   listed = list_images(source)
-  if listed.train is None or listed.records:
+  if listed.train is None or listed.keys:
     raise UserError(
       f"{source} has no train/: name a folder of train/CLASS/*.jpg and val/CLASS/*.jpg; prepare "
       "shards takes class folders without a split."

@@ -69,7 +69,7 @@ def write_shards(
   """
   images = open_images(name=name, path=os.fspath(source), cache="", show=show, anew=True)
   _check(images, name)
-  folder, root = shards_folder(destination, name), pathlib.Path(images.table.root)
+  folder, root = shards_folder(destination, name), pathlib.Path(images.train.root)
   refuse_nested(folder, root)
   jobs: dict[str, list[_Shard]] = {}
   for split, table in {"train": images.train, "validation": images.eval}.items():
@@ -82,7 +82,7 @@ def write_shards(
       path = folder / f"{name}-{split}.tfrecord-{i:05}-of-{number:05}"
       paths = [*map(table.full_path, rows.tolist())]
       jobs[split].append(_Shard(str(path), paths, labels[rows].tolist()))
-  names, uri = images.table.names, root.absolute().as_uri()
+  names, uri = images.train.names, root.absolute().as_uri()
   flags = (f"--name={name}", *[f"--shards={shards}"] * bool(shards))
   made = Prepared("shards", uri, flags, len(names), digest_of(names))
   numbers = " and ".join(f"{len(each)} of {split}" for split, each in jobs.items())
@@ -91,11 +91,11 @@ def write_shards(
     made,
     [job for each in jobs.values() for job in each],
     _write_shard,
-    finish=lambda: _write_info(folder, name, images.class_names, jobs),
-    broken=broken_headers(images.table),
+    finish=lambda: _write_info(folder, name, images.train.class_names, jobs),
+    broken=[*broken_headers(images.train), *broken_headers(images.eval)],
     workers=workers,
     show=show,
-    notes=(*images.notes, f"shards: {numbers}"),
+    notes=(*images.train.notes, f"shards: {numbers}"),
   )
 
 
@@ -117,9 +117,9 @@ def _check(images: ImageSet, name: str) -> None:
       f"--name={name}: TFDS's names are lower-case letters, digits and underscores, 100 at most, "
       "as in --name=my_images."
     )
-  if images.table.offset is not None:
+  if images.train.offset is not None:
     raise UserError(f"{images.train.root} holds shards already: name a folder of images.")
-  for each in images.class_names:
+  for each in images.train.class_names:
     if each != each.strip() or not each.isprintable():
       raise UserError(
         f"the class {each!r} cannot be a line of label.labels.txt: rename its folders without "

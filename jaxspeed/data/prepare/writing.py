@@ -18,7 +18,7 @@ from jaxspeed.data.disk.index import Show, read_headers
 from jaxspeed.data.disk.prepared import Prepared, mending, read_prepared, write_prepared
 from jaxspeed.data.disk.sources import list_images
 from jaxspeed.data.formats.folders import readable
-from jaxspeed.data.table import Listed, Table
+from jaxspeed.data.table import Table
 from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import TEMPORARY, locked_folder, write_atomically
@@ -37,15 +37,14 @@ def broken_headers(table: Table) -> list[Broken]:
   return [(table.name(row), "it has no header of an image") for row in rows]
 
 
-def write_index(folder: pathlib.Path, show: Show | None = None) -> tuple[Listed, Table]:
+def write_index(folder: pathlib.Path, show: Show | None = None) -> Table:
   """Read all headers of a folder, and write the index beside its images.
 
   Raises:
     UserError: as in `sources.list_images` and `index.read_headers`.
   """
   with readable(folder):
-    listed = list_images(folder)
-    return listed, read_headers(listed, show, store=True)
+    return read_headers(list_images(folder), show, store=True)
 
 
 class Made(NamedTuple):
@@ -73,7 +72,7 @@ class Done(NamedTuple):
   made: int
   broken: list[Broken]
   seconds: float
-  indices: list[tuple[Listed, Table]]
+  indices: list[Table]
   notes: tuple[str, ...]
 
 
@@ -180,7 +179,7 @@ def _begin(folder: pathlib.Path, made: Prepared, stored: Prepared | None) -> Non
 
 def _complete(
   folder: pathlib.Path, made: Prepared, broken: Sequence[bytes], names: set[str]
-) -> tuple[Listed, Table]:
+) -> Table:
   """List the broken images, index the files, and store that they are complete.
 
   Raises:
@@ -190,12 +189,12 @@ def _complete(
     write_atomically(folder / "broken.txt", broken, sync=False)
   else:
     (folder / "broken.txt").unlink(missing_ok=True)
-  listed, table = write_index(folder)
-  if names and (others := sorted({*listed.names.decoded()} - names)):
+  table = write_index(folder)
+  if names and (others := sorted({*table.names.decoded()} - names)):
     raise UserError(
       f"{folder} holds {len(others):,} images without originals in the source "
       f"({some([*map(printable, others)], _NAMED)}): remove them or move them away, or remove "
       f"{folder} and make all copies again."
     )
-  write_prepared(folder, dataclasses.replace(made, images=listed.counts))
-  return listed, table
+  write_prepared(folder, dataclasses.replace(made, images=table.counts))
+  return table

@@ -3,8 +3,6 @@
 import importlib.util
 import os
 import re
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -31,8 +29,8 @@ def test_a_folder_of_class_folders(tmp_path, opened, held_out):
   files = small_files(held_out)
   images = opened(write(tmp_path / "set", files))
   assert_holds(images, files)
-  assert images.class_names == CLASSES
-  assert images.source == f"set: folders train and {held_out}" and images.train.offset is None
+  assert images.train.class_names == CLASSES
+  assert images.train.source == f"set: folders train and {held_out}" and images.train.offset is None
   assert images.train.full_path(3) == str(tmp_path / "set" / "train" / "bee" / "0.jpg")
   assert images.train.name(3) == "train/bee/0.jpg"
   assert images.eval.name(2) == f"{held_out}/cat/9.jpg"
@@ -49,15 +47,17 @@ def test_names_are_in_the_order_of_plain_strings_and_others_left_out(tmp_path, o
   (tmp_path / "set/val/@eaDir").mkdir()
   images = opened(tmp_path / "set")
   assert_holds(images, files)
-  assert images.class_names == ("B", "a")
+  assert images.train.class_names == ("B", "a")
 
 
 @pytest.mark.parametrize("name", ["train", "test", "val"])
 def test_a_class_may_have_the_name_of_a_split(tmp_path, opened, name):
   files = {f"{each}/{i}.jpg": encoded(5 + i, 6) for each in ("bus", name) for i in range(4)}
   images = opened(write(tmp_path / "set", files))
-  assert images.class_names == ("bus", name) == class_names_of(name="", path=str(tmp_path / "set"))
-  assert images.evaluated_on == "held-out" and len(images.table) == 8
+  assert (
+    images.train.class_names == ("bus", name) == class_names_of(name="", path=str(tmp_path / "set"))
+  )
+  assert images.evaluated_on == "held-out" and len(images.train) + len(images.eval) == 8
 
 
 def test_links_are_followed_and_val_may_lack_a_class(tmp_path, opened):
@@ -75,11 +75,11 @@ def test_links_are_followed_and_val_may_lack_a_class(tmp_path, opened):
 
 
 BAD_FOLDERS = {
-  "train": (["train/ant/1.jpg"], "set has train/ but none of val/, validation/ and test/"),
-  "val": (["val/ant/1.jpg"], "set has val/ but no train/ to train on"),
+  "train": (["train/ant/1.jpg"], "set has the split train but none of val, validation and test"),
+  "val": (["val/ant/1.jpg"], "set has no split train to train on"),
   "nothing": (["notes.txt"], "set has no train/ and no dataset_info.json; it names a folder with"),
   "flat": (["train/ant/1.jpg", "val/1.JPEG"], "val holds images but no class folders: put the"),
-  "only flat": (["train/1.jpg"], "none of val/"),
+  "only flat": (["train/1.jpg"], "none of val, "),
   "no class": (["train/1.txt", "val/ant/1.jpg"], "train holds no class folders: put the images"),
   "empty class": (
     ["train/ant/1.jpg", "train/bee/1.txt", "val/ant/1.jpg"],
@@ -92,6 +92,10 @@ BAD_FOLDERS = {
   "broken images": (
     ["train/ant/1.jpg", "val/ant/broken.jpg"],
     r"none of the 1 images of .*/set has a header that .* \(the first is val/ant/broken.jpg\)",
+  ),
+  "only Unicode tells apart": (
+    ["caf\u00e9/1.jpg", "cafe\u0301/1.jpg"],
+    r"look alike, 0: 'cafe.u0301' and 1: 'caf.xe9'",
   ),
   "unknown classes": (
     ["train/ant/1.jpg", *(f"val/{name}/1.jpg" for name in "pqrst")],
@@ -129,7 +133,7 @@ def test_what_is_left_out_or_doubtful_is_noted(tmp_path, opened):
   others = [f"train/ant/{i}.heic" for i in range(3)] + ["val/bee/notes", "train/bee/a.\x1b[2Jtxt"]
   others += [f"train/cat/1.{name}" for name in "uvwx"] + ["train/ant/.hidden.heic"]
   images = opened(write(tmp_path / "set", files | dict.fromkeys(others, b"")))
-  assert images.notes == (
+  assert images.train.notes == (
     "9 files in the class folders are left out, with other endings than images: .\\x1b[2jtxt (1), "
     ".heic (3), .u (1), .v (1), .w (1) and 2 more",
   )
@@ -144,10 +148,10 @@ def test_of_a_folder_without_splits_a_share_of_each_class_is_held_out(tmp_path, 
   assert (len(images.train), len(images.eval)) == (37, 3)
   assert names_of(images.train) | names_of(images.eval) == set(files)
   assert (
-    images.source
+    images.train.source
     == "set: class folders; 3 of 40 images, 10 % of each class, are held out for evaluation"
   )
-  assert images.class_names == CLASSES and images.eval.label.tolist() == [0, 1, 2]
+  assert images.train.class_names == CLASSES and images.eval.label.tolist() == [0, 1, 2]
   tuned = opened(tmp_path / "set", tune=True)  # the share for evaluation stays out
   assert (len(tuned.train), len(tuned.eval)) == (34, 3)
   assert not names_of(images.eval) & (names_of(tuned.train) | names_of(tuned.eval))
@@ -164,7 +168,7 @@ def test_to_tune_only_the_training_images_are_looked_at(tmp_path, opened):
     assert (len(images.train), len(images.eval)) == (37, 3)
     assert names_of(images.train) | names_of(images.eval) == set(files)
     line = "3 of 40 training images, 10 % of each class, are held out for tuning"
-    assert images.source == f"set: folders train; {line}"
+    assert images.train.source == f"set: folders train; {line}"
     with pytest.raises(UserError):
       opened(root)
     (root / "val/unknown").mkdir(parents=True, exist_ok=True)
@@ -174,13 +178,13 @@ def test_to_tune_shards_need_no_other_split(tmp_path, opened):
   folder = as_shards(tmp_path / "1.0.0", small_files(), "val")
   info = folder / "dataset_info.json"
   info.write_text(info.read_text().replace('"name": "val"', '"name": "extra"'))
-  with pytest.raises(UserError, match="training needs 'train' and one of"):
+  with pytest.raises(UserError, match="has the split train but none of"):
     opened(folder)
   images = opened(folder, tune=True)
   assert (len(images.train), len(images.eval)) == (5, 2)  # of 3, 1 and 3 images
   line = "2 of 7 training images, 10 % of each class, are held out for tuning"
-  assert images.source == f"TFDS insects 1.0.0, split train; {line}"
-  assert images.notes == ("classes with one image are trained on but not evaluated: bee",)
+  assert images.train.source == f"TFDS insects 1.0.0, split train; {line}"
+  assert images.train.notes == ("classes with one image are trained on but not evaluated: bee",)
   folder = as_shards(tmp_path / "2.0.0", small_files(), "val", named=False)
   assert len(opened(folder).train) == 7
   with pytest.raises(UserError, match="7 of 7 images in the shards of .* have no file_name"):
@@ -204,8 +208,8 @@ def test_names_that_are_no_text_can_be_held_out(tmp_path, opened):
   files = {f"{name}/{name}\n{end}": encoded(4, 5) for name in names for end in (".jpg", ".png")}
   images = opened(write(tmp_path / os.fsdecode(b"\xffset"), files))
   assert (len(images.train), len(images.eval)) == (20, 20)
-  assert images.class_names == tuple(sorted(names))
-  for text in (images.source, *(images.train.name(i) for i in range(20))):
+  assert images.train.class_names == tuple(sorted(names))
+  for text in (images.train.source, *(images.train.name(i) for i in range(20))):
     assert text.isprintable()
   assert re.fullmatch(r"\\xff\d+/\\xff\d+\\n.(jpg|png)", images.train.name(0))
 
@@ -225,8 +229,8 @@ def test_a_csv_lists_images_labels_and_splits(tmp_path, opened, scans):
   path = csv_set(tmp_path, files, ["file,label,split", *rows[::-1]])
   images = opened(path)
   assert_holds(images, {name: files[name] for name in sorted(files)})
-  assert images.class_names == CLASSES == class_names_of(name="", path=str(path))
-  assert images.source == "photos.csv: splits train and val" and images.evaluated_on == "test"
+  assert images.train.class_names == CLASSES == class_names_of(name="", path=str(path))
+  assert images.train.source == "photos.csv: splits train and val" and images.evaluated_on == "test"
   assert images.train.name(0) == "train/ant/0.jpg"
   # The index is that of the names: labels are read anew, and other rows read the headers again.
   scans.clear()
@@ -237,7 +241,7 @@ def test_a_csv_lists_images_labels_and_splits(tmp_path, opened, scans):
   assert len(opened(path).train) == 6 and scans
   tuned = opened(path, tune=True)
   assert tuned.evaluated_on == "validation"
-  assert tuned.source.startswith("photos.csv: split train; ")
+  assert tuned.train.source.startswith("photos.csv: split train; ")
 
 
 def test_of_a_csv_without_splits_a_share_is_held_out_by_whole_names(tmp_path, opened):
@@ -246,7 +250,7 @@ def test_of_a_csv_without_splits_a_share_is_held_out_by_whole_names(tmp_path, op
   rows = [f"{name},{CLASSES[i % 2]}" for i, name in enumerate(files)]
   path = csv_set(tmp_path, files, ["file,label", *rows])
   images = opened(path, share=0.25)
-  assert images.source == (
+  assert images.train.source == (
     "photos.csv; 10 of 40 images, 25 % of each class, are held out for evaluation"
   )
   assert np.bincount(images.eval.label).tolist() == [5, 5]
@@ -255,7 +259,9 @@ def test_of_a_csv_without_splits_a_share_is_held_out_by_whole_names(tmp_path, op
   path.write_text("\n".join(["file,label", *rows[::-1]]))
   assert names_of(opened(path, share=0.25).eval) == names_of(images.eval)
   whole = opened(path, share=1)
-  assert names_of(whole.eval) == set(files) and "; all 40 images are evaluated" in whole.source
+  assert (
+    names_of(whole.eval) == set(files) and "; all 40 images are evaluated" in whole.train.source
+  )
 
 
 def test_names_of_a_folder_of_images_are_its_subfolders_whatever_list_lies_beside_them(tmp_path):
@@ -268,25 +274,6 @@ def test_names_of_a_folder_of_images_are_its_subfolders_whatever_list_lies_besid
 
 
 # TFDS
-
-
-def fake_tfds(monkeypatch, builder):
-  module = types.ModuleType("tensorflow_datasets")
-  module.__spec__ = types.SimpleNamespace(name="tensorflow_datasets")
-  module.builder = builder
-  monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
-
-
-def test_without_a_path_tfds_prepares_the_set(tmp_path, opened, monkeypatch):
-  files = small_files()
-  folder = str(as_shards(tmp_path / "1.0.0", files, "test"))
-  fake_tfds(
-    monkeypatch,
-    lambda name, file_format: types.SimpleNamespace(
-      data_dir=folder if name == "insects" else "", download_and_prepare=lambda: None
-    ),
-  )
-  assert_holds(opened(""), files)
 
 
 def test_without_tfds_the_sentence_says_what_to_install(tmp_path, opened, monkeypatch):
@@ -304,7 +291,7 @@ def tiny_shard(folder, labels, class_names=CLASSES):
 
 
 def test_a_set_without_names_of_classes_numbers_them(tmp_path, opened):
-  assert opened(tiny_shard(tmp_path / "1.0.0", (0, 1), ())).class_names == ("0", "1")
+  assert opened(tiny_shard(tmp_path / "1.0.0", (0, 1), ())).train.class_names == ("0", "1")
 
 
 LABELS = {

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 
@@ -106,13 +107,13 @@ def test_processes_find_what_one_finds(tmp_path, opened, monkeypatch):
       # Which this process is then not to call.
       monkeypatch.setattr(index.pixels, "drop_warnings", None)
     for name in ("large", "1.0.0"):
-      found[name, threshold] = opened(tmp_path / name, cache=tmp_path / f"cache{threshold}").table
+      found[name, threshold] = opened(tmp_path / name, cache=tmp_path / f"cache{threshold}").train
   assert_holds(opened(tmp_path / "1.0.0"), small_files())
   for name in ("large", "1.0.0"):
     one, other = (vars(found[name, threshold]) for threshold in (0, 10**9))
     for column in ("width", "height", "length", "offset", "label"):
       np.testing.assert_array_equal(one[column], other[column])
-  assert found["large", 0].height.tolist() == [*(1 + i % 7 for i in range(50)), 2]
+  assert found["large", 0].height.tolist() == [1 + i % 7 for i in range(50)]
 
 
 SCRIPT = """
@@ -179,43 +180,79 @@ def test_the_index_beside_the_images_comes_first_and_moves_with_them(tmp_path, o
   assert scans == [10, 11] and found.eval.width.tolist() == [15, 99, 16, 17]
 
 
-def damaged(index):
-  content = bytearray(index.read_bytes())
-  content[300] ^= 1
-  index.write_bytes(content)
+def flipped(content):
+  return content[:300] + bytes([content[300] ^ 1]) + content[301:]
 
 
-def other_columns(index):
-  arrays, about = npz.read(index)
-  npz.write(index, arrays | {"length": arrays["length"].astype(np.int32)}, about)
-
-
-def fewer_rows(index):
-  arrays, about = npz.read(index)
-  npz.write(index, arrays | {"length": arrays["length"][:-1]}, about)
+# Columns of an index that a stranger or another version has written.
+FORGED = {
+  "length": (lambda a: a.astype(np.int32), lambda a: a[:-1], lambda a: -a, lambda a: a + 2**50),
+  "width": (lambda a: a - 99, lambda a: 0 * a, lambda a: a.astype(str)),
+  "orientation": (lambda a: a + 8,),
+  "names": (lambda a: a[0], lambda a: a.astype(float), lambda a: np.zeros(3, "i4,f8")),
+  "stats": (lambda a: a.astype(np.int32), lambda a: np.array("x")),
+}
 
 
 @pytest.mark.parametrize(
-  ("damage", "words"),
+  ("file", "content", "words"),
   [
-    (damaged, "CRC-32"),
-    (other_columns, "its columns are not those"),
-    (fewer_rows, "its columns are not those"),
-    (lambda index: index.write_bytes(b""), "No data left in file"),
-    (lambda index: write(index.parents[1], {"val/bee/8.jpg": encoded(9, 9)}), "other files"),
+    ("images.npz", flipped, "CRC-32"),
+    ("images.npz", lambda content: b"", "No data left in file"),
+    ("val/bee/8.jpg", lambda content: encoded(9, 9), "other files"),
+    ("train/bee/0.jpg", lambda content: encoded(11, 99), "1 of 10 sampled images have changed"),
+    *[
+      (column, forge, "column|other files|changed")
+      for column, forges in FORGED.items()
+      for forge in forges
+    ],
   ],
 )
 def test_an_index_beside_the_images_that_is_no_use_is_passed_over(
-  tmp_path, opened, scans, caplog, damage, words
+  tmp_path, opened, scans, caplog, file, content, words
 ):
-  write_index(write(tmp_path / "set", small_files()))
-  index = tmp_path / "set" / ".jaxspeed" / "images.npz"
-  damage(index)
+  root = write(tmp_path / "set", small_files())
+  write_index(root)
+  index = root / ".jaxspeed" / "images.npz"
+  if file in FORGED:
+    arrays, about = npz.read(index)
+    npz.write(index, arrays | {file: content(arrays[file])}, about)
+  else:
+    path = index if file == index.name else root / file
+    write(root, {path: content(path.read_bytes() if path.exists() else b"")})
   for run in (1, 2):
-    assert opened(tmp_path / "set").train.width.tolist() == [8, 9, 10, 11, 12, 13, 14]
+    assert opened(root).train.width.tolist() == [8, 9, 10, 11, 12, 13, 14]
     assert len(warnings_of(caplog)) == run and len(scans) == 2  # the cache serves the second
-  assert f"the index {index} is not used" in caplog.text and words in caplog.text
+  assert f"the index {index} is not used" in caplog.text and re.search(words, caplog.text)
   assert "python -m jaxspeed.prepare index renews one" in caplog.text and index.exists()
+
+
+@pytest.mark.parametrize("column", ["offset", "length", "label", "digest"])
+def test_a_forged_index_of_shards_is_no_use(tmp_path, opened, scans, column):
+  folder = as_shards(tmp_path / "1.0.0", small_files(), "test")
+  whole = opened(folder)
+  (index,) = (tmp_path / "cache").glob("images-*")
+  arrays, about = npz.read(index)
+  far = {"offset": 2**40, "length": 2**20}.get(column)
+  npz.write(index, arrays | {column: arrays[column] + far if far else arrays[column][:3]}, about)
+  again = opened(folder)
+  np.testing.assert_array_equal(getattr(again.train, column), getattr(whole.train, column))
+  assert len(scans) == 6
+
+
+def test_images_edited_in_place_are_scanned_again(tmp_path, opened, scans):
+  """Of many images those of a sample are compared, also to tune; one that is gone is no edit."""
+  root = write(tmp_path / "set", small_files())
+  opened(write(root, {"train/bee/5.jpg": encoded(5, 5)}))
+  (root / "train/bee/5.jpg").unlink()
+  (root / "train/bee/5.jpg").symlink_to(tmp_path / "away")
+  for tune in (True, False):
+    opened(root, tune=tune)
+  assert scans == [11]
+  write(root, {"val/bee/9.jpg": encoded(77, 66)})
+  opened(root, tune=True)
+  assert len(scans) == 1
+  assert opened(root).eval.width.tolist() == [15, 77, 17] and scans == [11, 11]
 
 
 def test_folders_that_cannot_be_written(tmp_path, opened, caplog):
@@ -247,8 +284,8 @@ def test_shards_hold_what_the_folder_holds(tmp_path, opened):
       for column in ("label", "width", "height", "length"):
         np.testing.assert_array_equal(getattr(shards, column), getattr(whole, column), strict=True)
   assert (images.train.width[0], images.train.height[0]) == (33, 44)
-  assert images.class_names == folder.class_names == CLASSES
-  assert images.source == "TFDS insects 1.2.3, splits train and validation"
+  assert images.train.class_names == folder.train.class_names == CLASSES
+  assert images.train.source == "TFDS insects 1.2.3, splits train and validation"
   assert images.train.file.tolist() == [0, 0, 0, 0, 1, 1, 1]
   assert images.train.file.dtype == np.int32 and images.train.offset.dtype == np.int64
   name = "insects-train.tfrecord-00001-of-00002"

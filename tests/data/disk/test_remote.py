@@ -115,7 +115,7 @@ def test_a_bucket_trains_and_evaluates_as_the_folder_does(uploaded, tmp_path, ca
   assert {"dataset_info.json", "images.npz", "label.labels.txt", "features.json"} < there()
   local = str(tmp_path / "toy-shards/toy/1.0.0")
   far, near = (open_images(name="", path=p, cache=str(tmp_path / "c")) for p in (URL, local))
-  assert far.class_names == near.class_names == class_names_of(name="", path=URL)
+  assert far.train.class_names == near.train.class_names == class_names_of(name="", path=URL)
   for one, other in ((far.train, near.train), (far.eval, near.eval)):
     assert_equal(joined([train(one)[0]]), joined([train(other)[0]]))
   config = toy_stream(URL, tmp_path / "cache", epochs=1.0, **{"phases.first_epoch": (0,)})

@@ -37,7 +37,7 @@ def read(tmp_path):
 )
 def test_the_same_list_in_many_forms(read, text):
   found = read(text)
-  assert found.names.decoded() == NAMES and found.labels.tolist() == [0, 0, 1]
+  assert found.names.decoded() == NAMES and found.label.tolist() == [0, 0, 1]
   assert found.class_names == ("cat", "dog") and found.notes == () and found.train is None
 
 
@@ -66,7 +66,7 @@ def test_classes_are_sorted_and_integers_as_numbers(read):
 def test_splits(read):
   head = "file,label,split\na,cat,train\nb,dog,Training\n"
   found = read(head + "c,cat,test\nd,dog,valid\n")
-  assert found.names.decoded() == ["a", "b", "d"] and found.labels.tolist() == [0, 1, 1]
+  assert found.names.decoded() == ["a", "b", "d"] and found.label.tolist() == [0, 1, 1]
   assert (found.train, found.source) == (2, "photos.csv: splits train and val")
   assert read(head + "c,cat,test\n").source.endswith(" and test")
   tuned = read(head, tune=True)
@@ -98,8 +98,8 @@ def test_splits(read):
     ("file,label\na,1\nb,01\n", "labels that are one number, such as 1 and 01"),
     ("file,label,split\na,cat,dev\n", "line 2: the split is 'dev': write train, val or test"),
     ("file,label,split\na,cat,\n", "line 2, has no split: write it"),
-    ("file,label,split\na,cat,train\n", "has no rows of the split val or test to evaluate on"),
-    ("file,label,split\na,cat,val\n", "has no rows of the split train.*hold_out=1"),
+    ("file,label,split\na,cat,train\n", "has the split train but none of val, validation and test"),
+    ("file,label,split\na,cat,val\n", "has no split train to train on.*hold_out=1"),
   ],
 )
 def test_other_files_are_refused_in_one_sentence(read, text, sentence):

@@ -1,8 +1,6 @@
 """The reader of TFDS folders: checksums, frames, Examples and dataset_info.json."""
 
-import importlib
-import sys
-import textwrap
+import json
 
 import numpy as np
 import pytest
@@ -11,12 +9,14 @@ import tiny_sets
 from jaxspeed.data.formats.protobuf import masked_checksum
 from jaxspeed.data.formats.tfrecord import (
   find_tfds,
-  open_tfds,
+  list_tfds,
   parse_example,
   read_records,
   read_shards,
 )
 from jaxspeed.errors import UserError
+
+KEYS = ("image", "label")
 
 
 def records_of(data, tmp_path):
@@ -61,36 +61,44 @@ def test_a_shard_cut_off_anywhere_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("label", [0, 7, 127, 128, 300, -1])
+@pytest.mark.parametrize("label", [0, 7, 127, 128, 300, 2**40, -1, -(2**63)])
 def test_examples_hold_labels_of_any_size(label, packed):
   image = tiny_sets.random_images(0, 1, height=2, width=2)[0]
-  record = memoryview(tiny_sets.example(image, label, packed=packed))
-  encoded, found, name = parse_example(record, "image", "label")
+  record = tiny_sets.example(image, label, packed=packed)
+  encoded, place, found, name = parse_example(record, KEYS)
   assert (encoded[:4], found, name) == (b"\x89PNG", label, b"")
+  assert record[place : place + len(encoded)] == encoded
 
 
 def test_bytes_that_are_no_example_are_an_error_never_a_hang():
   record = tiny_sets.example(tiny_sets.random_images(0, 1, height=2, width=2)[0], 1)
-  for end in range(len(record)):
-    with pytest.raises((ValueError, IndexError)):
-      parse_example(memoryview(record[:end]), "image", "label")
+  value = tiny_sets.field(3, tiny_sets.field(1, b"\xff" * 9 + b"\x7f"))  # more than 64 bits
+  label = tiny_sets.field(1, b"label") + tiny_sets.field(2, value)
+  for content in (*(record[:end] for end in range(len(record))), b"\xff" * 20):
+    with pytest.raises(ValueError, match="x.Example|no feature"):
+      parse_example(content, KEYS)
   with pytest.raises(ValueError, match="'nolabel'"):
-    parse_example(memoryview(record), "image", "nolabel")
-  with pytest.raises(ValueError, match="more than ten bytes"):
-    parse_example(memoryview(b"\xff" * 20), "image", "label")
+    parse_example(record, ("image", "nolabel"))
+  forged = record + tiny_sets.field(1, tiny_sets.field(1, label))
+  assert parse_example(forged, KEYS).label == -1
+  zeros = bytes(10**6)  # an image within a longer name: no search takes the square of its bytes
+  entries = [tiny_sets.field(1, tiny_sets.field(1, each)) for each in (zeros * 2, zeros + b"1")]
+  names = zip((b"file_name", b"image"), entries, strict=True)
+  entries = [tiny_sets.field(1, key) + tiny_sets.field(2, each) for key, each in names]
+  long = tiny_sets.field(1, b"".join(tiny_sets.field(1, each) for each in (*entries, label)))
+  assert parse_example(long, KEYS).place > 2 * 10**6
 
 
 def test_shards_are_read_in_order(tmp_path):
   folder, images, labels = small_set(tmp_path, class_names=("a", "b", "c", "d"))
-  info = open_tfds(folder)
-  assert (info.name, info.eval_split, info.class_names) == ("cifar10", "test", ("a", "b", "c", "d"))
-  assert [shard.records for shard in info.train] == [3, 2]
-  train_images, train_labels = read_shards(info, info.train)
-  eval_images, eval_labels = read_shards(info, info.eval)
-  np.testing.assert_array_equal(train_images, images[:5])
-  np.testing.assert_array_equal(eval_images, images[5:])
-  assert train_labels.tolist() == labels[:5] and train_labels.dtype == np.int32
-  assert eval_labels.tolist() == labels[5:]
+  table = list_tfds(folder)
+  assert table.source == "TFDS cifar10 3.0.2, splits train and test"
+  assert table.class_names == ("a", "b", "c", "d") and table.keys == KEYS
+  assert table.train == 5 and table.file.tolist() == [0, 0, 0, 1, 1, 2, 2]
+  found = read_shards(table)
+  np.testing.assert_array_equal(found[0], images)
+  assert found[1].tolist() == labels and found[1].dtype == np.int32
+  assert len(list_tfds(folder, evaluation=False)) == 5
 
 
 def test_the_newest_version_is_found_from_every_folder(tmp_path):
@@ -108,111 +116,79 @@ def test_the_newest_version_is_found_from_every_folder(tmp_path):
     find_tfds(tmp_path, "cifar100")
 
 
-def test_supervised_keys_name_the_features(tmp_path):
-  items = {"tuple": {"items": [{"featureKey": "picture"}, {"featureKey": "kind"}]}}
-  info = open_tfds(small_set(tmp_path, supervisedKeys=items)[0])
-  assert (info.image_key, info.label_key) == ("picture", "kind")
-  with pytest.raises(UserError, match="record 0 is not a labelled image: it has no feature"):
-    read_shards(info, info.train)
+def info_of(**content):
+  return json.dumps({"name": "a"} | content)
+
+
+def train_of(*lengths, file="x"):
+  return [{"name": "train", "filepathTemplate": file, "shardLengths": lengths}]
 
 
 @pytest.mark.parametrize(
   ("text", "sentence"),
   [
-    ("", "dataset_info.json cannot be read"),
-    ("[]", "dataset_info.json cannot be read"),
-    ("{}", "dataset_info.json cannot be read"),
-    (
-      '{"name": "a", "splits": [{"name": "train", "shardLengths": ["-1"]}]}',
-      "dataset_info.json cannot be read .*shardLengths of train",
-    ),
-    (
-      '{"name": "a", "splits": [{"name": "train", "shardLengths": ["99999999999999999999"]}]}',
-      "dataset_info.json cannot be read .*shardLengths of train",
-    ),
-    ('{"name": "a", "fileFormat": "array_record"}', "stored as array_record.*='tfrecord'"),
-    ('{"name": "a", "splits": [{"name": "train"}]}', r"names the splits \['train'\], but"),
+    *[(text, "cannot be read as TFDS writes it") for text in ("", "[]", "{}", "1" * 5000)],
+    *[
+      (info_of(**{field: value}), "cannot be read as TFDS writes it")
+      for field, value in {"splits": [7], "supervisedKeys": 3}.items()
+    ],
+    *[
+      (info_of(splits=train_of("1", file=file)), "cannot be read as TFDS writes it")
+      for file in ("a\0b", "\ud800", ["x"])
+    ],
+    *[
+      (info_of(splits=train_of(*lengths)), "shardLengths of train are not from 0 to 100,000,000")
+      for lengths in (["-1"], ["99999999999999999999"], [10**8, 1])
+    ],
+    (info_of(fileFormat="array_record"), "stored as array_record.*='tfrecord'"),
+    (info_of(splits=train_of("5")), "has the split train but none of val, validation and test"),
+    (info_of(splits=train_of("0")), "has no split train to train on"),
   ],
 )
 def test_another_info_is_refused(tmp_path, text, sentence):
   (tmp_path / "dataset_info.json").write_text(text)
   with pytest.raises(UserError, match=sentence):
-    open_tfds(tmp_path)
+    list_tfds(tmp_path)
 
 
-def test_counts_must_be_those_of_the_info(tmp_path):
-  folder, _, _ = small_set(tmp_path)
-  shard = folder / "cifar10-train.tfrecord-00002-of-00003"
-  shard.write_bytes(shard.read_bytes() + tiny_sets.frame(b"more"))
-  info = open_tfds(folder)
-  with pytest.raises(UserError, match="00002-of-00003 holds 3 records .* promises 2"):
-    read_shards(info, info.train)
+def test_supervised_keys_name_the_features(tmp_path):
+  items = {"tuple": {"items": [{"featureKey": "picture"}, {"featureKey": "kind"}]}}
+  table = list_tfds(small_set(tmp_path, supervisedKeys=items)[0])
+  assert table.keys == ("picture", "kind")
+  with pytest.raises(UserError, match="record 0 is not a labelled image: it has no feature"):
+    read_shards(table)
 
 
-def test_images_of_two_sizes_are_refused(tmp_path):
-  examples = [
-    tiny_sets.example(tiny_sets.random_images(0, 1, height=4, width=width)[0], 0)
-    for width in (5, 6)
-  ]
-  info = open_tfds(
-    tiny_sets.write_tfds(tmp_path / "1.0.0", {"train": [examples], "test": [examples]})
-  )
-  with pytest.raises(UserError, match="an image is 4 x 6 pixels and the first one 4 x 5"):
-    read_shards(info, info.train)
+PNG = tiny_sets.example(tiny_sets.random_images(0, 1, height=4, width=5)[0], 0)
+WIDE = tiny_sets.example(tiny_sets.random_images(0, 1, height=4, width=6)[0], 0)
 
 
-def test_an_image_that_cannot_be_decoded_is_refused(tmp_path):
-  image = tiny_sets.random_images(0, 1, height=4, width=5)[0]
-  bad = tiny_sets.example(image, 0).replace(b"IHDR", b"IHXX")
-  info = open_tfds(tiny_sets.write_tfds(tmp_path / "1.0.0", {"train": [[bad]], "test": [[bad]]}))
-  with pytest.raises(UserError, match="an image cannot be decoded: it is not an image of a known"):
-    read_shards(info, info.train)
+@pytest.mark.parametrize(
+  ("train", "more", "sentence"),
+  [
+    ([PNG], tiny_sets.frame(PNG), "00000-of-00001 holds 2 records .* promises 1"),
+    ([PNG, WIDE], b"", "an image is 4 x 6 pixels and the first one 4 x 5"),
+    ([PNG.replace(b"IHDR", b"IHXX")], b"", "cannot be decoded: it is not an image of a known"),
+  ],
+)
+def test_shards_that_do_not_fit_memory_or_the_info_are_named(tmp_path, train, more, sentence):
+  folder = tiny_sets.write_tfds(tmp_path / "1.0.0", {"train": [train], "test": [[PNG]]})
+  shard = folder / "cifar10-train.tfrecord-00000-of-00001"
+  shard.write_bytes(shard.read_bytes() + more)
+  with pytest.raises(UserError, match=sentence):
+    read_shards(list_tfds(folder))
 
 
-def test_what_tfds_writes_is_what_is_read(tmp_path, monkeypatch):
-  """Prepares a set with TFDS itself: two shards, names of classes, its own checksums."""
+def test_what_tfds_writes_is_what_is_read(tmp_path):
+  """A set that TFDS itself prepares: two shards, its names of features, its own checksums."""
   tfds = pytest.importorskip("tensorflow_datasets")
   pytest.importorskip("tensorflow")
-  code = """
-    import numpy as np
-    import tensorflow_datasets as tfds
-
-    class TinyDigits(tfds.core.GeneratorBasedBuilder):
-      VERSION = tfds.core.Version("1.2.3")
-
-      def _info(self):
-        return tfds.core.DatasetInfo(
-          builder=self,
-          features=tfds.features.FeaturesDict({
-            "image": tfds.features.Image(shape=(6, 7, 3)),
-            "label": tfds.features.ClassLabel(names=["one", "two", "three"]),
-          }),
-          supervised_keys=("image", "label"),
-        )
-
-      def _split_generators(self, dl_manager):
-        seeds = {"train": range(20), "test": range(20, 23)}
-        return {split: self._generate_examples(values) for split, values in seeds.items()}
-
-      def _generate_examples(self, seeds):
-        for seed in seeds:
-          image = np.random.default_rng(seed).integers(256, size=(6, 7, 3), dtype=np.uint8)
-          yield seed, {"image": image, "label": seed % 3}
-  """
-  (tmp_path / "tiny_digits_builder").mkdir()
-  (tmp_path / "tiny_digits_builder" / "__init__.py").write_text(textwrap.dedent(code))
-  monkeypatch.syspath_prepend(tmp_path)
-  builder_class = importlib.import_module("tiny_digits_builder").TinyDigits
-  builder = builder_class(data_dir=str(tmp_path / "data"), file_format="tfrecord")
+  builder = tfds.testing.DummyMnist(data_dir=str(tmp_path), file_format="tfrecord")
   builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=2))
-  sys.modules.pop("tiny_digits_builder")
-
-  folder = find_tfds(tmp_path / "data", "tiny_digits")
-  assert folder is not None
-  info = open_tfds(folder)
-  assert len(info.train) == 2 and info.class_names == ("one", "two", "three")
-  for shards, split in ((info.train, "train"), (info.eval, "test")):
-    images, labels = read_shards(info, shards)
-    expected = list(tfds.as_numpy(builder.as_dataset(split=split)))
-    np.testing.assert_array_equal(images, [each["image"] for each in expected])
-    assert labels.tolist() == [each["label"] for each in expected]
+  table = list_tfds(find_tfds(tmp_path, "dummy_mnist"))
+  assert len(table.names) == 4 and table.train == 20
+  images, labels = read_shards(table)
+  splits = [tfds.as_numpy(builder.as_dataset(split=each)) for each in ("train", "test")]
+  expected = [each for split in splits for each in split]
+  np.testing.assert_array_equal(images, [np.repeat(each["image"], 3, -1) for each in expected])
+  assert labels.tolist() == [each["label"] for each in expected]

@@ -3,7 +3,7 @@
 import pytest
 import tiny_sets
 
-from jaxspeed.data.memory.arrays import open_arrays
+from jaxspeed.data.memory.sources import open_arrays
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tiny_sets
 
-from jaxspeed.data.memory.cifar import find_cifar, read_cifar_archive, read_cifar_folder
-from jaxspeed.data.memory.own import FIELDS
+from jaxspeed.data.memory.arrays import FIELDS
+from jaxspeed.data.memory.cifar import find_cifar, read_cifar
 from jaxspeed.errors import UserError
 
 RECORDS = 3
@@ -38,8 +38,8 @@ def archive_of(folder, path, mode="w:gz", prefix="cifar-10-batches-bin/"):
 
 def assert_read(found, expected):
   for name, array in zip(FIELDS, expected, strict=True):
-    np.testing.assert_array_equal(found[name], array)
-  assert found["train_images"].dtype == np.uint8 and found["train_labels"].dtype == np.int32
+    np.testing.assert_array_equal(getattr(found, name), array)
+  assert found.train_images.dtype == np.uint8 and found.train_labels.dtype == np.int32
 
 
 def test_planes_become_channels(tmp_path, small):
@@ -49,33 +49,26 @@ def test_planes_become_channels(tmp_path, small):
   content = bytearray((tmp_path / "c" / "data_batch_1.bin").read_bytes())
   content[:3_073] = bytes([6]) + planes.astype(np.uint8).tobytes()
   (tmp_path / "c" / "data_batch_1.bin").write_bytes(content)
-  found = read_cifar_folder(small["cifar10"], tmp_path / "c")
-  assert found["train_labels"][0] == 6
-  np.testing.assert_array_equal(found["train_images"][0], planes.transpose(1, 2, 0))
+  found = read_cifar(tmp_path / "c")
+  assert found.train_labels[0] == 6
+  np.testing.assert_array_equal(found.train_images[0], planes.transpose(1, 2, 0))
 
 
 def test_cifar100_takes_the_fine_label(tmp_path, small):
   expected = write_cifar100(tmp_path / "c")
-  assert_read(read_cifar_folder(small["cifar100"], tmp_path / "c"), expected)
+  assert_read(read_cifar(tmp_path / "c"), expected)
 
 
-def test_names_of_the_classes(tmp_path, small):
-  tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
-  names = tmp_path / "c" / "batches.meta.txt"
-  names.write_text("\n".join("abcdefghij") + "\n\n")  # the official file ends in an empty line
-  assert read_cifar_folder(small["cifar10"], tmp_path / "c")["class_names"] == tuple("abcdefghij")
-
-
-@pytest.mark.parametrize("mode", ["w:gz", "w"])
-def test_archives_are_read_without_extraction(tmp_path, small, mode):
+def test_folders_and_archives_are_read_without_extraction(tmp_path, small):
   expected = tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
-  (tmp_path / "c" / "batches.meta.txt").write_text("\n".join("abcdefghij"))
+  (tmp_path / "c" / "batches.meta.txt").write_text("\n".join("abcdefghij") + "\n\n")
   (tmp_path / "c" / "readme.html").write_text("<html>")
-  path = archive_of(tmp_path / "c", tmp_path / "archive", mode, prefix="../../out/")
+  paths = [archive_of(tmp_path / "c", tmp_path / m, m, "../../out/") for m in ("w:gz", "w")]
   before = sorted(tmp_path.rglob("*"))
-  found = read_cifar_archive(path)
-  assert_read(found, expected)
-  assert (found["class_names"], found["name"]) == (tuple("abcdefghij"), "cifar10")
+  for path in (tmp_path / "c", *paths):
+    found = read_cifar(path)
+    assert_read(found, expected)
+    assert (found.class_names, found.is_own) == (tuple("abcdefghij"), False)
   assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -86,16 +79,17 @@ def test_links_in_an_archive_are_not_followed(tmp_path, small):
   target.symlink_to(tmp_path / "secret")
   path = archive_of(tmp_path / "c", tmp_path / "a.tar.gz")
   with pytest.raises(UserError, match="a.tar.gz has no test_batch.bin"):
-    read_cifar_archive(path)
+    read_cifar(path)
 
 
 def test_the_set_of_the_config_is_found_first(tmp_path, small):
-  tiny_sets.write_cifar10(tmp_path / "cifar-10-batches-bin", RECORDS)
-  assert find_cifar(tmp_path, "cifar100")[1] == tmp_path / "cifar-10-batches-bin"
-  write_cifar100(tmp_path / "cifar-100-binary")
-  assert find_cifar(tmp_path, "cifar100") == (small["cifar100"], tmp_path / "cifar-100-binary")
-  assert find_cifar(tmp_path, "cifar10") == (small["cifar10"], tmp_path / "cifar-10-batches-bin")
-  assert find_cifar(tmp_path / "cifar-100-binary", "cifar10")[0].name == "cifar100"
+  of_10, of_100 = tmp_path / "cifar-10-batches-bin", tmp_path / "cifar-100-binary"
+  tiny_sets.write_cifar10(of_10, RECORDS)
+  assert find_cifar(tmp_path, "cifar100") == (of_10, small["cifar10"])
+  write_cifar100(of_100)
+  assert find_cifar(tmp_path, "cifar100") == (of_100, small["cifar100"])
+  assert find_cifar(tmp_path, "cifar10") == (of_10, small["cifar10"])
+  assert find_cifar(of_100, "cifar10") == (of_100, small["cifar100"])
   assert find_cifar(tmp_path / "nothing", "cifar10") is None
 
 
@@ -121,9 +115,9 @@ def test_a_damaged_file_is_named(tmp_path, small, damage, sentence):
   tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
   damage(tmp_path / "c" / "data_batch_4.bin")
   with pytest.raises(UserError, match=sentence):
-    read_cifar_folder(small["cifar10"], tmp_path / "c")
+    read_cifar(tmp_path / "c")
   with pytest.raises(UserError, match=sentence):
-    read_cifar_archive(archive_of(tmp_path / "c", tmp_path / "a.tar.gz"))
+    read_cifar(archive_of(tmp_path / "c", tmp_path / "a.tar.gz"))
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w"])
@@ -134,7 +128,7 @@ def test_an_archive_cut_off_anywhere_is_named(tmp_path, small, mode):
   for eighths in range(7):
     cut.write_bytes(content[: len(content) * eighths // 8])
     with pytest.raises(UserError, match="cut.tar.gz"):
-      read_cifar_archive(cut)
+      read_cifar(cut)
 
 
 def test_a_damaged_archive_is_never_read_as_a_whole_one(tmp_path, small):
@@ -147,7 +141,7 @@ def test_a_damaged_archive_is_never_read_as_a_whole_one(tmp_path, small):
     content[position] ^= 16
     bad.write_bytes(content)
     try:
-      assert_read(read_cifar_archive(bad), expected)
+      assert_read(read_cifar(bad), expected)
     except UserError as error:
       assert "bad.tar.gz" in str(error)
       refused += 1
@@ -161,7 +155,7 @@ def test_a_huge_member_is_refused_before_it_is_read(tmp_path, small):
   path = tmp_path / "bomb.tar"
   path.write_bytes(header.tobuf() + bytes(2_048))
   with pytest.raises(UserError, match="data_batch_1.bin of .*bomb.tar has 1,125,899,906,842,624"):
-    read_cifar_archive(path)
+    read_cifar(path)
 
 
 def test_the_pickled_version_is_refused(tmp_path, opened):

@@ -1,12 +1,16 @@
-"""A user's own arrays: splits, names of classes, and what is refused."""
+"""A user's own arrays: splits, names of classes, statistics, and what is refused."""
 
+import os
 import pickle
+import struct
 
 import numpy as np
 import pytest
 import tiny_sets
 from array_sets import assert_holds, write_npy
 
+from jaxspeed.data.memory.arrays import Arrays
+from jaxspeed.data.memory.sources import read_npy
 from jaxspeed.errors import UserError
 
 
@@ -23,36 +27,50 @@ def test_own_arrays_in_two_splits(tmp_path, opened, split):
   assert not (tmp_path / "cache").exists()  # they are plain arrays already
 
 
-def test_a_class_without_training_images_is_refused(tmp_path, opened):
-  images = tiny_sets.random_images(0, 9, height=6, width=5)
-  write_npy(tmp_path / "train", images[:4], np.array([0, 1, 0, 1]))
-  write_npy(tmp_path / "val", images[4:], np.array([0, 2, 2, 3, 2]))
-  with pytest.raises(UserError, match=r"no training image has the class of .*: 2 \(3\), 3 \(1\)"):
-    opened(tmp_path)
-  opened(tmp_path, tune=True)  # which does not read those
-
-
 @pytest.mark.parametrize("shape", [(20, 4, 5), (20, 4, 5, 1)])
 def test_grey_images_are_repeated_to_three_channels(tmp_path, opened, shape):
   grey = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
-  write_npy(tmp_path / "train", grey, np.arange(20) % 2)
-  write_npy(tmp_path / "val", grey, np.arange(20) % 2)
+  for split in ("train", "val"):
+    write_npy(tmp_path / split, grey, np.arange(20) % 2)
   found = opened(tmp_path)
   for channel in range(3):
     np.testing.assert_array_equal(found.train_images[..., channel], grey.reshape(20, 4, 5))
 
 
-def test_classes_txt_names_the_classes(tmp_path, opened):
+def test_statistics_are_exact():
+  images = np.random.default_rng(0).integers(0, 256, (1_500, 9, 9, 3), np.uint8)
+  images[..., 2] = 7
+  labels = np.zeros(1_500, np.int32)
+  arrays = Arrays(images, labels, images[:0], labels[:0], (), "")
+  mean, std = arrays.channel_statistics()
+  pixels = images.reshape(-1, 3).astype(np.float64)
+  np.testing.assert_allclose(mean, pixels.mean(axis=0), rtol=1e-12)
+  np.testing.assert_allclose(std[:2], pixels.std(axis=0)[:2], rtol=1e-12)
+  assert (mean[2], std[2]) == (7.0, 1.0)
+
+
+@pytest.mark.parametrize(
+  ("content", "classes", "found"),
+  [
+    (b"cat\ndog\nred fox\n\n", 3, ("cat", "dog", "red fox")),
+    ("\ufeffcat\r\ndog\r\nred fox".encode(), 3, ("cat", "dog", "red fox")),  # of Windows
+    (b"cat\ndog\nfox", 10, "name 3 classes .* is 10: set --config.data.classes=3"),
+    (b"cat\ndog\n", 2, "go up to 2, but it has names for only 2 classes"),
+    (b"cat\n\ndog", 3, "classes.txt, line 2, is empty"),
+    (b"cat\tx\ndog", 3, "classes.txt, line 1, is empty or has a tab"),
+    (b"cat\ndog\ncat\n", 3, "look alike, 0: 'cat' and 2: 'cat'"),
+    (b"cat\nd\xffg\n", 3, "classes.txt, line 2, is not UTF-8"),
+  ],
+)
+def test_classes_txt_names_the_classes_or_is_refused(tmp_path, opened, content, classes, found):
   write_npy(tmp_path, tiny_sets.random_images(0, 10, 4, 4), np.arange(10) % 3)
-  (tmp_path / "classes.txt").write_text("cat\ndog\nred fox\n\n")
-  assert opened(tmp_path, classes=3).class_names == ("cat", "dog", "red fox")
-  with pytest.raises(UserError, match="name 3 classes .* is 10: set --config.data.classes=3"):
-    opened(tmp_path, classes=10)
-  (tmp_path / "classes.txt").write_bytes("\ufeffcat\r\ndog\r\nred fox".encode())  # of Windows
-  assert opened(tmp_path, classes=3).class_names == ("cat", "dog", "red fox")
-  (tmp_path / "classes.txt").write_text("cat\ndog\n")
-  with pytest.raises(UserError, match="go up to 2, but it has names for only 2 classes"):
-    opened(tmp_path, classes=2)
+  (tmp_path / "classes.txt").write_bytes(content)
+  if isinstance(found, tuple):
+    assert opened(tmp_path, classes=classes).class_names == found
+    return
+  with pytest.raises(UserError, match=found) as error:
+    opened(tmp_path, classes=classes)
+  assert str(error.value).isprintable()
 
 
 def pixels(*shape):
@@ -76,23 +94,6 @@ def test_own_arrays_of_the_wrong_kind_are_named(tmp_path, opened, images, labels
     opened(tmp_path)
 
 
-BAD_NAMES = {
-  b"cat\n\ndog": "classes.txt, line 2, is empty",
-  b"cat\tx\ndog": "classes.txt, line 1, is empty or has a tab",
-  b"cat\ndog\ncat\n": "look alike, 0: 'cat' and 2: 'cat'",
-  b"cat\nd\xffg\n": "classes.txt, line 2, is not UTF-8",
-}
-
-
-@pytest.mark.parametrize("content", BAD_NAMES)
-def test_names_that_would_shift_others_are_refused(tmp_path, opened, content):
-  write_npy(tmp_path, tiny_sets.random_images(0, 10, 4, 4), np.arange(10) % 2)
-  (tmp_path / "classes.txt").write_bytes(content)
-  with pytest.raises(UserError, match=BAD_NAMES[content]) as error:
-    opened(tmp_path, classes=2)
-  assert str(error.value).isprintable()
-
-
 def test_own_arrays_may_decide_the_number_of_classes(tmp_path, opened):
   write_npy(tmp_path, tiny_sets.random_images(0, 12, 4, 4), np.arange(12) % 4)
   found = opened(tmp_path, name="digits", follow=True)
@@ -110,28 +111,62 @@ def test_own_arrays_may_decide_the_number_of_classes(tmp_path, opened):
       opened(tmp_path, classes=3, follow=follow)
 
 
-def test_pickled_objects_are_never_loaded(tmp_path, opened):
-  class Trap:
-    def __reduce__(self):
-      return (open, (str(tmp_path / "sprung"), "w"))
-
-  write_npy(tmp_path, np.zeros((4, 3, 3, 3), np.uint8), np.zeros(4, int))
-  with open(tmp_path / "labels.npy", "wb") as file:
-    np.save(file, np.array([Trap()], object), allow_pickle=True)
-  with pytest.raises(UserError, match="labels.npy is not a .npy file of numbers"):
-    opened(tmp_path)
-  (tmp_path / "labels.npy").write_bytes(pickle.dumps(Trap()))
-  with pytest.raises(UserError, match="labels.npy is not a .npy file of numbers"):
-    opened(tmp_path)
-  assert not (tmp_path / "sprung").exists()
-
-
-def test_own_arrays_need_one_size_and_two_splits(tmp_path, opened):
+def test_splits_that_do_not_fit_each_other_are_refused(tmp_path, opened):
   write_npy(tmp_path / "train", tiny_sets.random_images(0, 4, 4, 5), np.arange(4) // 2)
-  with pytest.raises(UserError, match="has train/ but none of val/.*tune_on=validation"):
+  with pytest.raises(UserError, match="has the split train but none of val.*tune_on=validation"):
     opened(tmp_path)
-  tuned = opened(tmp_path, tune=True)
-  assert (len(tuned.train_labels), len(tuned.eval_labels)) == (2, 2)
-  write_npy(tmp_path / "val", tiny_sets.random_images(0, 4, 4, 6), np.arange(4) // 2)
-  with pytest.raises(UserError, match="have 4 x 5 pixels and those for evaluation 4 x 6"):
-    opened(tmp_path)
+  for side, labels, sentence in (
+    (6, np.arange(4) // 2, "have 4 x 5 pixels and those for evaluation 4 x 6"),
+    (5, [0, 2, 3, 2], r"no training image has the class of .*: 2 \(2\), 3 \(1\)"),
+  ):
+    write_npy(tmp_path / "val", tiny_sets.random_images(0, 4, 4, side), np.array(labels))
+    with pytest.raises(UserError, match=sentence):
+      opened(tmp_path)
+    tuned = opened(tmp_path, tune=True)  # which does not read those
+    assert (len(tuned.train_labels), len(tuned.eval_labels)) == (2, 2)
+
+
+class Trap:
+  def __reduce__(self):
+    return pytest.fail, ("a pickle was loaded",)
+
+
+def npy(header, data=b""):
+  return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + data
+
+
+def header(shape, descr="|u1"):
+  return f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+
+
+@pytest.mark.parametrize(
+  "content",
+  [
+    npy(header("(-4, 3)"), bytes(12)),
+    npy(header(f"({10**12},)"), bytes(12)),
+    npy(header("(12,)"), bytes(11)),
+    npy(header("(3,)", "|O"), pickle.dumps(np.array([Trap()], object))),
+    npy(header("(3,)", "|U1"), bytes(12)),
+    npy(b"(" * 9_000, bytes(3)),
+    npy(b"{'descr': __import__('os').getcwd()}", bytes(3)),
+    pickle.dumps(Trap()),
+    b"PK\3\4 and so on",
+    b"",
+  ],
+  ids=lambda content: repr(content)[:24],
+)
+def test_damaged_files_are_one_sentence_and_no_pickle_is_loaded(tmp_path, content):
+  (tmp_path / "a.npy").write_bytes(content)
+  with pytest.raises(UserError, match=r"a.npy is not a .npy file of numbers \(") as error:
+    read_npy(tmp_path / "a.npy")
+  assert len(str(error.value)) < 500 and str(error.value).isprintable()
+
+
+def test_pipes_and_devices_are_not_waited_for(tmp_path):
+  os.mkfifo(tmp_path / "a.npy")
+  (tmp_path / "b.npy").symlink_to("/dev/zero")
+  for path in (tmp_path / "a.npy", tmp_path / "b.npy", tmp_path):
+    with pytest.raises(UserError, match=r"\(it is no regular file\)"):
+      read_npy(path)
+  with pytest.raises(UserError, match="c.npy is missing"):
+    read_npy(tmp_path / "c.npy")

@@ -156,7 +156,7 @@ def test_copies_and_shards_stand_alone(tmp_path, source, made):
 
 
 def test_only_a_sample_of_the_times_is_compared(source, made, monkeypatch):
-  monkeypatch.setattr("jaxspeed.data.disk.sources._SAMPLE", 5)
+  monkeypatch.setattr("jaxspeed.data.disk.index._SAMPLE", 5)
   for name in NAMES:
     edit(source / name)
   with pytest.raises(UserError, match="5 of 5 sampled images have changed"):

@@ -129,8 +129,11 @@ def mistakes(tmp):
     "no source": (["resize", tmp / "nowhere", out, pixels], "nowhere is not a folder"),
     "empty source": (["resize", "", out, pixels], "resize needs SRC and DST"),
     "empty destination": (["resize", source, "", pixels], "resize needs SRC and DST"),
-    "no train": (["resize", tmp / "no_train", out, pixels], "no_train has val/ but no train/"),
-    "no val": (["resize", tmp / "no_val", out, pixels], "none of val/, validation/ and test/"),
+    "no train": (
+      ["resize", tmp / "no_train", out, pixels],
+      "no_train has no split train to train on",
+    ),
+    "no val": (["resize", tmp / "no_val", out, pixels], "none of val, validation and test"),
     "inside": (["resize", source, source / "out", pixels], "lies inside"),
     "no sizes": (["resize", source, out], "--sizes=: name different short sides"),
     "twice": (["resize", source, out, "--sizes=8,8"], "--sizes=8,8: name different short sides"),

@@ -9,7 +9,7 @@ from image_files import decoded, encode, images_in, notes_of_training, pack, ram
 
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.formats.protobuf import make_frames
-from jaxspeed.data.formats.tfrecord import find_tfds, open_tfds, parse_example, read_records
+from jaxspeed.data.formats.tfrecord import find_tfds, list_tfds, parse_example, read_records
 from jaxspeed.data.prepare.shards import shards_folder, write_shards
 from jaxspeed.errors import UserError
 
@@ -20,8 +20,9 @@ def images(tmp_path):
   return write(source, {"train/b/broken.jpg": b"", "val/a/as png.jpg": encode(ramp(9, 8), "PNG")})
 
 
-def records_of(shard):
-  return read_records(np.fromfile(shard.path, np.uint8), shard.path)
+def records_of(folder, split):
+  for path in sorted(folder.glob(f"tiny-{split}.tfrecord-*")):
+    yield from read_records(np.fromfile(path, np.uint8), path)
 
 
 @pytest.mark.parametrize("length", [0, 1, 4097])
@@ -37,15 +38,14 @@ def test_shards_hold_the_files_as_they_are(tmp_path, images):
   assert done.images == done.made == 66
   assert [name for name, _ in done.broken] == ["train/b/broken.jpg"]
   assert find_tfds(tmp_path / "sets", "tiny") == folder
-  info = open_tfds(folder)
-  assert info.class_names == ("a", "b") and info.eval_split == "validation"
-  assert sorted(shard.records for shard in info.train) == [15, 15, 15, 15]
-  for shards, split in ((info.train, "train"), (info.eval, "val")):
+  table = list_tfds(folder)
+  assert table.class_names == ("a", "b") and table.source.endswith("train and validation")
+  assert np.bincount(table.file[:60]).tolist() == [15, 15, 15, 15]
+  for part, split in (("train", "train"), ("validation", "val")):
     found = {}
-    for shard in shards:
-      for record in records_of(shard):
-        encoded_image, label, name = parse_example(record, "image", "label")
-        found[os.fsdecode(bytes(name))] = (bytes(encoded_image), label)
+    for record in records_of(folder, part):
+      encoded_image, _, label, name = parse_example(bytes(record), table.keys)
+      found[os.fsdecode(name)] = (encoded_image, label)
     root = tmp_path / "source" / split
     expected = {
       name: (content, "ab".index(name[0])) for name, content in images_in(root).items() if content
@@ -59,11 +59,8 @@ def test_shards_hold_the_files_as_they_are(tmp_path, images):
 def test_the_number_of_shards_follows_the_number_of_images(tmp_path, images):
   write_shards(images, tmp_path, name="one")
   write_shards(images, tmp_path, name="many", shards=20)
-  counts = [
-    [len(each) for each in (info.train, info.eval)]
-    for info in (open_tfds(shards_folder(tmp_path, name)) for name in ("one", "many"))
-  ]
-  assert counts == [[1, 1], [20, 6]]
+  counts = [len(list_tfds(shards_folder(tmp_path, name)).names) for name in ("one", "many")]
+  assert counts == [1 + 1, 20 + 6]
 
 
 def test_names_that_tfds_does_not_take(tmp_path, images):
@@ -98,7 +95,7 @@ def test_tfds_reads_the_shards(tmp_path, images):
   builder = tfds.builder_from_directory(str(folder))
   assert builder.info.features["label"].names == ["a", "b"]
   assert builder.info.splits["train"].num_examples == 60
-  records = [bytes(each) for shard in open_tfds(folder).train for each in records_of(shard)]
+  records = records_of(folder, "train")
   assert builder.info.splits["train"].num_bytes == sum(map(len, records))
   found = {
     each["file_name"].decode(): each
