@@ -113,7 +113,7 @@ def row(epoch, **values):
   [
     ([], None, None),
     ([row(4)], 4.0, 0.2),
-    ([row(4), row(5, eval_top1=None)], 5.0, 0.2),
+    ([row(3), row(4), row(5, eval_top1=None)], 5.0, 0.2),
     ([row(5, eval_top1=None)], 5.0, None),
     # A damaged file.
     ([row(4), {"epoch": "5"}, row(6)], None, None),
