@@ -33,36 +33,32 @@ def test_a_row_of_a_finished_job(tmp_path):
 
 def test_mean_and_interval_over_seeds(tmp_path):
   values = [0.941, 0.944, 0.939, 0.945, 0.942]
-  found = [("schedule.peak", 2, i, value) for i, value in enumerate(values)]
-  found += [("p", p, seed, 0.95) for p, seed in ((1, 0), (2, 0), (2, 1))]
+  found = [("a.py", {"schedule.peak": 2}, i, value) for i, value in enumerate(values)]
+  found += [("a.py", {"p": p}, seed, 0.95) for p, seed in ((1, 0), (2, 0), (2, 1))]
+  # Other recipes or data of the same name are no seeds of one group.
+  found += [
+    ("b/a.py", {"p": 1}, 1, 0.9),
+    *(("x.py", {"data.path": f"/{i}/s/t"}, i, 0.9) for i in "12"),
+  ]
   # A seed that was trained twice counts once.
   found.append(found[0])
   jobs = [
-    write_job(tmp_path, f"j{i}", result=result_of(top1), overrides={field: value, "seed": seed})
-    for i, (field, value, seed, top1) in enumerate(found)
+    write_job(
+      tmp_path,
+      f"j{i}",
+      recipe=recipe,
+      result=result_of(top1),
+      overrides=overrides | {"seed": int(seed)},
+    )
+    for i, (recipe, overrides, seed, top1) in enumerate(found)
   ]
   # One seed is no group; the best comes first.
   best, group = groups_of(results_of(jobs, "train"))
-  assert (best["name"], best["sd"], best["p_value"]) == ("quickstart_p=2", 0.0, 0.0)
-  assert (group["name"], group["n"], group["target"]) == ("quickstart_peak=2", 5, 0.94)
+  assert (best["name"], best["sd"], best["p_value"]) == ("a_p=2", 0.0, 0.0)
+  assert (group["name"], group["n"], group["target"]) == ("a_peak=2", 5, 0.94)
   assert (group["mean"], group["sd"], group["ci95"]) == interval(values)
   assert group["p_value"] == p_value_of_at_most(values, 0.94)
   assert groups_of([row | {"values": [None]} for row in results_of(jobs, "top1")]) == []
-
-
-def test_jobs_of_other_recipes_or_data_are_no_seeds_of_one_group(tmp_path):
-  settings = [
-    ("mine/base.py", {}),
-    ("other/base.py", {}),
-    ("x.py", {"data.path": "/a/set/train"}),
-    ("x.py", {"data.path": "/b/set/train"}),
-  ]
-  jobs = [
-    write_job(tmp_path, f"j{i}", result=result_of(), recipe=recipe, overrides=fields | {"seed": i})
-    for i, (recipe, fields) in enumerate(settings)
-  ]
-  rows = results_of(jobs, "top1")
-  assert len(rows) == 4 and groups_of(rows) == []
 
 
 @pytest.mark.parametrize(
