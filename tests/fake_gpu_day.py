@@ -1,13 +1,8 @@
 """A machine with a GPU, and scripts in the place of a benchmark and of a PyTorch record."""
 
-import importlib
 import json
-import sys
 
-from commands import ROOT
-
-sys.path.insert(0, str(ROOT / "scripts"))
-gpu_day = importlib.import_module("gpu_day")
+import gpu_day  # tests/scripts/conftest.py puts its folder on the path
 
 H100 = gpu_day.Machine("1 x NVIDIA H100 80GB HBM3", 1, "")
 # A script that writes what it was called with, then does what its first argument says.

@@ -1,6 +1,6 @@
 """Runs of a recipe from made-up weights on made-up batches, and what PyTorch's originals share."""
 
-import dataclasses
+import collections
 
 import jax
 import numpy as np
@@ -34,14 +34,8 @@ def load(file, variant="", *, batch, **fields):
   return config
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """Ours: the states before and after some steps, and the images and labels of these."""
-
-  spec: object
-  start: object
-  end: object
-  batches: list
+# Ours: the states before and after some steps, and the images and labels of these.
+Run = collections.namedtuple("Run", "spec start end batches")
 
 
 def run(config, steps):

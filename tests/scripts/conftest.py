@@ -10,9 +10,9 @@ import sys
 import in_process
 import pytest
 from commands import ROOT, environment
-from fake_gpu_day import H100, SCRIPT
 
 sys.path.insert(0, str(ROOT / "scripts"))
+from fake_gpu_day import H100, SCRIPT  # noqa: E402
 
 
 @pytest.fixture
