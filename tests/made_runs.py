@@ -27,7 +27,7 @@ def write_run(folder, *, names=NAMES, images=160, seed=0, peak=0.3, epochs=4, fi
   folder.mkdir(parents=True)
   config = stored.to_dict(recipe.load_recipe("quickstart"))
   config["data"]["classes"], config["schedule"]["peak"] = len(names), peak
-  config |= {"seed": seed, "epochs": float(epochs), "target": 0.5, "format": stored.FORMAT}
+  config |= {"seed": seed, "epochs": float(epochs), "target": 0.5}
   (folder / "config.json").write_text(dump_json(config))
   (folder / "classes.json").write_text(dump_json(list(names)))
   random = np.random.default_rng(seed)

@@ -22,19 +22,15 @@ def jaxspeed(monkeypatch, *arguments):
   return code, out.getvalue(), err.getvalue()
 
 
-def test_the_commands_are_those_that_there_are():
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_lists_the_commands(arguments, monkeypatch):
   found = commands()
   assert {"train", "evaluate", "predict", "prepare", "plan", "scaling"} <= set(found)
   assert not {"errors", "files", "__main__", "run", "library"} & set(found)
-  assert all(does.endswith(".") and len(does) < 120 for does in found.values()), found
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_help_lists_the_commands(arguments, monkeypatch):
   code, out, err = jaxspeed(monkeypatch, *arguments)
   assert (code, err) == (0, "") and out.startswith("usage: jaxspeed COMMAND")
-  for name, does in commands().items():
-    assert f"{name} " in out and does in out
+  for name, does in found.items():
+    assert f"{name} " in out and does in out and does.endswith(".") and len(does) < 120
 
 
 def test_a_command_gets_its_flags(monkeypatch):
@@ -42,17 +38,10 @@ def test_a_command_gets_its_flags(monkeypatch):
   assert (code, err) == (0, "") and "quickstart: 30 steps" in out
   code, out, _ = jaxspeed(monkeypatch, "plan", "--help")
   assert code == 0 and out.startswith("Prints the plan of a config") and "--parameters" in out
-  code, _, err = jaxspeed(monkeypatch, "plan", "--config=quikstart")
-  assert code == 2 and "did you mean quickstart?" in err
 
 
 def test_an_unknown_command_is_one_sentence(monkeypatch):
-  assert jaxspeed(monkeypatch, "trian") == (
-    2,
-    "",
-    "jaxspeed: there is no command 'trian': did you mean train?\n",
-  )
+  sentence = "jaxspeed: there is no command 'trian': did you mean train?\n"
+  assert jaxspeed(monkeypatch, "trian") == (2, "", sentence)
   code, out, err = jaxspeed(monkeypatch, "zzz")
-  assert (
-    (code, out) == (2, "") and "choose one of doctor, evaluate, " in err and err.count("\n") == 1
-  )
+  assert (code, out, err.count("\n")) == (2, "", 1) and "choose one of doctor, evaluate, " in err

@@ -1,10 +1,8 @@
 """Checks of a config: values that a field does not accept, that contradict others, or do nothing.
 
-`run_fields` declares the values of each field; `planning.make` checks what depends on the size of
-the data. A config is checked where it enters, with the file that it comes from, and once more when
-fields get other values: `--config.FIELD=VALUE`, Python's, a sweep's, or those that the data decide.
-A field that has no effect beside the values of others is an error on the command line, and a note
-in a recipe; one that an override leaves without effect is accepted.
+`planning.make` checks what depends on the size of the data. A config is checked where it enters,
+and once more when fields get other values. A field that has no effect beside the values of others
+is an error on the command line, and a note in a recipe; one that an override leaves so is accepted.
 """
 
 import ast
@@ -17,37 +15,31 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import fields
 from jaxspeed.config.registry import FAMILIES, Model, fields_of
-from jaxspeed.config.run_fields import Config, whitens
+from jaxspeed.config.run_fields import Config
 from jaxspeed.config.schema import Values, shown, values_of
 from jaxspeed.errors import UserError
 
 
-def checked(values: Mapping[str, Any] | ConfigDict, *, source: str = "") -> ConfigDict:
+def checked(values: Mapping[str, Any] | ConfigDict) -> ConfigDict:
   """The config with the values of fields, nested, and with defaults for those that are not there.
 
   Lists become tuples, and numbers and arrays of NumPy those of Python.
-
-  Args:
-    values: of a recipe, with or without overrides, of a run, or of a config.json.
-    source: the file that they come from, for the message.
 
   Raises:
     UserError: names the first invalid field and the values that it accepts, or those that
       contradict each other.
   """
   view = values_of(values := to_plain(values))
-  model, sentence = str(view["model.name"]), ""
+  model = str(view["model.name"])
   family: Any = fields_of(FAMILIES[model]) if model in FAMILIES else Model
+  whole = _whole(dict[str, Any] if view["given.model"] else family)
   try:
-    whole = _whole(dict[str, Any] if view["given.model"] else family)
     found = whole.model_validate(values).model_dump()
-    for clashing, reason in _contradictions(view := values_of(found)):
-      named = " with ".join(f"config.{name}={shown(view[name])}" for name in clashing.split())
-      sentence = sentence or f"{named}: {reason}."
   except pydantic.ValidationError as error:
-    sentence = _sentence(error, values, model)
-  if sentence:
-    raise UserError(f"{source}: {sentence}" if source else sentence)
+    raise UserError(_sentence(error, values, model)) from None
+  for clashing, reason in _contradictions(view := values_of(found)):
+    named = " with ".join(f"config.{name}={shown(view[name])}" for name in clashing.split())
+    raise UserError(f"{named}: {reason}.")
   return ConfigDict(found).lock()
 
 
@@ -163,41 +155,24 @@ def set_in_vain(config: ConfigDict) -> list[str]:
 
 # The modes of evaluation, and the values of data.last_batch, of the package's own feeds; any other
 # feed checks its own.
-_OF_FEEDS = {
-  "resident": (("center", "flip", "six", "selective"), ("drop", "carry_over")),
-  "stream": (("center", "flip", "five", "rect", "rect_flip"), ("drop", "keep")),
+_MODES = {
+  "resident": ["center", "flip", "six", "selective"],
+  "stream": ["center", "flip", "five", "rect", "rect_flip"],
 }
+_LAST_BATCHES = {"resident": ["drop", "carry_over"], "stream": ["drop", "keep"]}
 
 
 def _contradictions(c: Values) -> Iterator[tuple[str, str]]:
   """Yields the names of fields that contradict each other, and the end of a sentence about them."""
-  modes, last_batches = _OF_FEEDS.get(c["data.feed"], ((), ()))
-  for name, found, allowed in (
-    ("data.last_batch", [c["data.last_batch"]], last_batches),
-    ("eval.mode", [c["eval.mode"]], modes),
-    ("phases.eval_mode", c["phases.eval_mode"], modes),
-  ):
-    if allowed and not {*found} <= {*allowed}:
+  of_feeds = {"data.last_batch": _LAST_BATCHES, "eval.mode": _MODES, "phases.eval_mode": _MODES}
+  for name, by_feed in of_feeds.items():
+    allowed = by_feed.get(c["data.feed"])
+    if allowed and not {*([c[name]] if isinstance(c[name], str) else c[name])} <= {*allowed}:
       yield f"{name} data.feed", f"choose one of {', '.join(allowed)}"
   if c["data.feed"] == "stream":
     for name in ("data.mean", "data.std"):
       if not c[name]:
         yield f"{name} data.feed", "it is not computed for a stream: set three numbers"
-  pixels = min(c["whitening.images"], c["data.train_images"]) * c["data.image_size"] ** 2
-  if whitens(c) and pixels >= 2**31:
-    yield "data.image_size whitening.images", "these are too many pixels to whiten: set one lower"
-  heads = c["optimizer.head_rate_factor"] or c["given.optimizer"]
-  if c["pretrained.path"] and c["pretrained.freeze"] == "backbone" and not heads:
-    nothing = "nothing would be trained: raise the factor, or freeze less"
-    yield "optimizer.head_rate_factor pretrained.freeze", nothing
-  if c["optimizer.layer_decay"] != 1:
-    model, all_rates = FAMILIES.get(c["model.name"]), ": set the decay to 1"
-    if model and not (c["given.model"] or hasattr(model, "param_layers")):
-      without = "the model has no method param_layers, which says the layer of each parameter"
-      yield "optimizer.layer_decay model.name", f"{without}{all_rates}"
-    if c["optimizer.name"] == "muon" and not c["given.optimizer"]:
-      muon = "Muon scales all kernels to one norm, whatever their learning rate"
-      yield "optimizer.layer_decay optimizer.name", f"{muon}{all_rates}"
   for name in ("schedule.segments", "optimizer.momentum_segments"):
     if c[name] and c[name][-1][1] != c["epochs"]:
       yield (
@@ -205,8 +180,6 @@ def _contradictions(c: Values) -> Iterator[tuple[str, str]]:
         f"these do not scale with the run; set --config.{name} to segments of that length, and "
         "--config.phases.first_epoch if the recipe has phases",
       )
-  if c["schedule.warmup"] == 1 and not (c["schedule.segments"] or c["given.schedule"]):
-    yield "schedule.warmup epochs", "the warm-up would take all of them: set a share, such as 0.2"
   for name in ("augment.cutout", "augment.crop_padding", "augment.cutmix"):
     if c[name] >= c["data.image_size"]:
       yield f"{name} data.image_size", "it must be less than that"

@@ -1,15 +1,7 @@
 """The fields of a config by name: what recipes start from, and what is said of each.
 
-A recipe is a Python file whose `get_config(variant)` starts from `base()` and sets what differs:
-
-  from jaxspeed.config import fields
-
-  def get_config(variant=""):
-    config = fields.base()
-    config.epochs = 24.0
-    return config
-
-A config holds primitives only. Everything derived (steps, learning rates, shapes) is computed by
+A recipe is a Python file whose `get_config(variant)` starts from `base()` and sets what differs. A
+config holds primitives only. Everything derived (steps, learning rates, shapes) is computed by
 `planning/` after the overrides, so that `--config.epochs=10` rescales the whole schedule.
 
 docs/fields.md is written by:
@@ -20,6 +12,7 @@ print(fields.page(), end="")' > docs/fields.md
 
 import difflib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -43,12 +36,7 @@ def known(model: str | None = None) -> dict[str, Declared]:
 
 
 def no_field(name: str, model: str | None = None) -> str:
-  """A sentence that a config has no field of this name, with those that may be meant.
-
-  Args:
-    name: a dotted name, or its last part.
-    model: as in `known`.
-  """
+  """A sentence that a config has no field of a name, dotted or not; `model` as in `known`."""
   fields = known(model)
   if any(field.startswith(f"{name}.") for field in fields):
     return f"config.{name} is a group of fields: set config.{name}.FIELD."
@@ -58,8 +46,8 @@ def no_field(name: str, model: str | None = None) -> str:
 
 
 def nearest(name: str, fields: Iterable[Declared]) -> list[str]:
-  """At most three fields: those with the name, of their own or another, that is most like it."""
-  called = {each.name: [each.name.rpartition(".")[2], *each.also] for each in fields}
+  """At most three fields: those with the name, theirs or of other projects, most like it."""
+  called = {f.name: [f.name.rpartition(".")[2], *re.findall(r"`(\w+)`", f.meaning)] for f in fields}
   last = name.lower().replace("-", "_").rpartition(".")[2]
   near = difflib.get_close_matches(last, itertools.chain(*called.values()), 1, 0.7)
   return [each for each, names in called.items() if {*near} & {*names}][:3]
@@ -106,7 +94,8 @@ def page() -> str:
     "# The fields of a config",
     "",
     "Written by `jaxspeed/config/fields.py` from the declarations in `jaxspeed/config/`;",
-    "`tests/config/test_config.py` compares them. `--config.FIELD=VALUE` changes a field.",
+    "`tests/config/test_config.py` compares them. `--config.FIELD=VALUE` changes a field. Names in",
+    "backticks are those of other projects.",
   ]
   for group, listed in itertools.groupby(in_words("", {}), lambda each: each[0].rpartition(".")[0]):
     lines += ["", f"## {group or 'run'}", "", *(f"- **{name}**{words}" for name, words in listed)]

@@ -21,6 +21,7 @@ from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printa
 _MODELS = "jaxspeed.models.make"
 # The commands whose first argument may be a recipe.
 _OF_RECIPES = ("train", "plan")
+_FIELD = re.compile(r"--?(config\.[^=]+)")
 
 
 class ConfigFlag:
@@ -67,32 +68,19 @@ def define_config_flag() -> ConfigFlag:
 
 
 def define_import_flag() -> None:
-  flags.DEFINE_list(
-    "import", [], "Modules to import first, which register models, ... of your own."
-  )
+  flags.DEFINE_list("import", [], "Modules of your own that register models, ...: imported first.")
 
 
-def define_fields(argv: Sequence[str]) -> bool:
-  """Defines a flag for each field that the command line sets; whether there are any."""
-  found = {each[1] for each in map(re.compile(r"--?(config\.[^=]+)").match, argv) if each}
-  for name in sorted(found):
+def define_fields(argv: Sequence[str]) -> None:
+  """Defines a flag for each field that the command line sets."""
+  for name in sorted({each[1] for each in map(_FIELD.match, argv) if each}):
     flags.DEFINE_string(name, None, "")
-  return bool(found)
 
 
 def overrides() -> dict[str, Any]:
   """The fields that the command line sets, with their values."""
   names = [name.removeprefix("config.") for name in flags.FLAGS if name.startswith("config.")]
   return {name: parse_value(name, str(flags.FLAGS[f"config.{name}"].value)) for name in names}
-
-
-class _Step(flags.ArgumentParser):
-  """Reads the step of a checkpoint, or "best"."""
-
-  def parse(self, argument: Any) -> Any:
-    if argument != "best" and not (str(argument).isdecimal() and int(argument)):
-      raise ValueError("it must be the number of a step, from 1, or best")
-    return argument if argument == "best" else int(argument)
 
 
 def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder]:
@@ -103,7 +91,7 @@ def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder]:
     "The step of the checkpoint, or best for that of the best evaluation "
     "(--config.checkpoint.keep_best keeps it); the default is the newest whole one."
   )
-  return workdir, flags.DEFINE(_Step(), "step", None, help_text)
+  return workdir, flags.DEFINE_string("step", None, help_text)
 
 
 def define_quiet(what: str) -> None:
@@ -200,7 +188,7 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
     argv = flags.FLAGS.read_flags_from_files(argv)
     if define is not None:
       define(argv)
-    has_fields = has_config and define_fields(argv)
+    define_fields(argv if has_config else [])
     _, *arguments = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
     near = re.findall(r"Did you mean: (.*) \?", str(error))
@@ -211,7 +199,7 @@ def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command
   except flags.Error as error:
     last = str(error).strip().splitlines()[-1].rstrip(".").removeprefix("ERROR:: ")
     raise UserError(f"{last}; see --help for the flags.") from None
-  if has_config and (command or has_fields or flags.FLAGS["config"].value):
+  if has_config and (command or flags.FLAGS["config"].value):
     importlib.import_module(_MODELS)
   if "import" in flags.FLAGS:
     import_modules(flags.FLAGS["import"].value or [])

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from jaxspeed.config import kinds
 from jaxspeed.config import schema as on
-from jaxspeed.config.schema import COMMON, PLACE, PREDICT, SWITCH, Also, Group
+from jaxspeed.config.schema import COMMON, PLACE, PREDICT, SWITCH, Group
 
 STREAM = on.only("data.feed", "stream")
 _READ = on.unless("data.synthetic")
@@ -16,6 +16,10 @@ _COUNTED = on.When(
   lambda c: c["data.synthetic"] or c["command"] != "train",
   "a run counts its images; only a plan and synthetic data take the number from the config",
 )
+_SPLIT = on.When(
+  lambda c: c["data.path"] or c["given.data"] or c["tune_on"] == "validation",
+  "this data set has evaluation images of its own; set --config.tune_on=validation too",
+)
 
 
 class Data(Group):
@@ -23,22 +27,13 @@ class Data(Group):
 
   feed: Annotated[kinds.Text, PREDICT] = "resident"
   """resident: the whole data set on every device; stream: images from disk (run.setup.FEEDS)"""
-  name: Annotated[kinds.DataSetName, _READ, _NO_ARRAYS, Also("dataset"), PREDICT] = "cifar10"
-  """cifar10, cifar100 or digits, unless data.path is set; one of --import; in a stream, TFDS's"""
-  path: Annotated[
-    kinds.Text, _READ, _NO_ARRAYS, Also("data_dir data_path"), COMMON, PREDICT, PLACE
-  ] = ""
-  """folder or archive: TFDS, the official binary files, or images.npy and labels.npy; for a stream
-  a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or a .csv file with the
-  columns file, label and perhaps split (docs/data.md)"""
-  hold_out: Annotated[
-    kinds.PositiveShare,
-    _READ,
-    on.When(
-      lambda c: c["data.path"] or c["given.data"] or c["tune_on"] == "validation",
-      "this data set has evaluation images of its own; set --config.tune_on=validation too",
-    ),
-  ] = 0.1
+  name: Annotated[kinds.DataSetName, _READ, _NO_ARRAYS, PREDICT] = "cifar10"
+  """the `dataset`: cifar10, cifar100, digits, of --import; without data.path. A stream: of TFDS"""
+  path: Annotated[kinds.Text, _READ, _NO_ARRAYS, COMMON, PREDICT, PLACE] = ""
+  """folder or archive (`data_dir`, `data_path`): TFDS, the official binary files, or images.npy and
+  labels.npy; for a stream a folder: train/CLASS/*.jpg and val/CLASS/*.jpg, CLASS/*.jpg, or TFDS; or
+  a .csv file with the columns file, label and perhaps split (docs/data.md)"""
+  hold_out: Annotated[kinds.PositiveShare, _READ, _SPLIT] = 0.1
   """share of each class held out for evaluation where the data have no split of their own or
   tune_on=validation; chosen by file names or pixels, the same in every run; 1, for evaluate: all
   images are evaluated"""
@@ -48,11 +43,11 @@ class Data(Group):
   """folder of cached uint8 arrays and image sizes; '': ~/.cache/jaxspeed/data"""
   classes: Annotated[int, Field(ge=2, le=1_000_000), COMMON, PREDICT] = 10
   """number of classes; unless it is set, images on disk and your own arrays decide it"""
-  image_size: Annotated[kinds.Side, Also("img_size resolution"), COMMON, PREDICT, _BY_PHASE] = 32
-  """side of a training image in pixels; unless it is set, your own arrays decide it"""
-  train_images: Annotated[kinds.Images, _COUNTED] = 50_000
+  image_size: Annotated[kinds.Side, COMMON, PREDICT, _BY_PHASE] = 32
+  """side of a training image in pixels (`resolution`); unless set, your own arrays decide it"""
+  train_images: Annotated[kinds.Count, _COUNTED] = 50_000
   """number of training images"""
-  eval_images: Annotated[kinds.Images, _COUNTED] = 10_000
+  eval_images: Annotated[kinds.Count, _COUNTED] = 10_000
   """number of evaluation images"""
   mean: Annotated[kinds.Mean, PREDICT] = (125.31, 122.95, 113.87)
   """mean of each channel, 0 ... 255; (): computed from the training images"""
@@ -61,12 +56,10 @@ class Data(Group):
   last_batch: Literal["drop", "keep", "carry_over"] = "drop"
   """images left after an epoch's last full batch; drop: they are left out; keep: they make a short
   batch (stream only); carry_over: they start the next epoch (resident only)"""
-  balance: Annotated[
-    Literal["none", "weights", "sampling"], Also("class_weight class_weights"), _READ
-  ] = "none"
-  """for classes of uneven sizes; weights: a loss with scikit-learn's "balanced" weights, whose sum
-  a batch's mean divides by, as in PyTorch; sampling: an epoch of the same length shows every class
-  equally often, by repeating images of the small ones"""
+  balance: Annotated[Literal["none", "weights", "sampling"], _READ] = "none"
+  """for classes of uneven sizes (`class_weights`); weights: a loss with scikit-learn's "balanced"
+  weights, whose sum a batch's mean divides by, as in PyTorch; sampling: an epoch of the same length
+  shows every class equally often, by repeating images of the small ones"""
   antialias: Annotated[bool, STREAM, PREDICT] = True
   """resize a stream's images with Pillow's bilinear filter, which widens as it shrinks an image;
   False: interpolate between the nearest pixels, TensorFlow's default"""
@@ -86,7 +79,7 @@ class Phases(Group):
   """first epoch of each phase, from 0; values below 1 are shares of the run; (): one phase"""
   image_size: Annotated[tuple[kinds.Side, ...], PREDICT] = ()
   """[data.image_size]"""
-  batch_size: tuple[kinds.Batch, ...] = ()
+  batch_size: tuple[kinds.Count, ...] = ()
   """[batch_size]"""
   min_scale: tuple[kinds.PositiveShare, ...] = ()
   """[augment.min_scale]"""
@@ -99,24 +92,22 @@ class Phases(Group):
 class Pretrained(Group):
   """Pretrained initial weights, for ResNets and ViTs."""
 
-  path: Annotated[
-    kinds.Text, Also("weights"), PREDICT, NO_MODEL, on.unless("continue_from"), SWITCH
-  ] = ""
-  """a .safetensors file with torchvision's or timm's parameter names, hf://OWNER/NAME[@REVISION]
-  for one on the Hugging Face hub, or the folder of a run"""
+  path: Annotated[kinds.Text, PREDICT, NO_MODEL, on.unless("continue_from"), SWITCH] = ""
+  """the `weights`: a .safetensors file with torchvision's or timm's parameter names,
+  hf://OWNER/NAME[@REVISION] for one on the Hugging Face hub, or the folder of a run"""
   head: Annotated[Literal["keep", "new"], PREDICT] = "keep"
   """keep: use the file's last layer; new: initialise it at random, for other classes"""
-  freeze: Annotated[kinds.Text, Also("freeze_layers")] = ""
-  """parts that never change: backbone (all but the last layer), or all up to the named one, as stem
-  or stage2 of a ResNet, patch or block6 of a ViT; their batch norms use and keep their running
-  statistics, as with timm's freeze; '': none"""
+  freeze: kinds.Text = ""
+  """parts that never change (`freeze_layers`): backbone (all but the last layer), or all up to the
+  named one, as stem or stage2 of a ResNet, patch or block6 of a ViT; their batch norms use and keep
+  their running statistics, as with timm's freeze; '': none"""
 
 
 class Augment(Group):
   """Augmentation of the training images."""
 
-  crop_padding: Annotated[kinds.Pixels, Also("crop")] = 0
-  """pixels of reflection padding on each side, before a random crop"""
+  crop_padding: kinds.Pixels = 0
+  """pixels of reflection padding on each side, before a random `crop`"""
   min_scale: Annotated[
     kinds.PositiveShare, STREAM, on.by_phase("augment.min_scale", "min_scale")
   ] = 0.08
@@ -125,10 +116,10 @@ class Augment(Group):
   """random: flip with probability 1/2; alternating: flip every other epoch"""
   cutout: kinds.Pixels = 0
   """side in pixels of the square that is set to the mean; 0: no cutout"""
-  brightness: Annotated[float, Field(ge=0, le=1000)] = 0.0
+  brightness: kinds.NotNegative = 0.0
   """largest number added to or subtracted from a normalised image, at random, as in hiverge's
   CIFAR-10 recipe; torchvision's brightness is the first number of color_jitter"""
-  contrast: Annotated[float, Field(ge=0, le=1000)] = 0.0
+  contrast: kinds.NotNegative = 0.0
   """largest difference from 1 of the random factor on a normalised image, as in hiverge's recipe;
   torchvision's contrast is the second number of color_jitter"""
   randaugment_layers: Annotated[int, Field(ge=0, le=16)] = 0
@@ -140,11 +131,12 @@ class Augment(Group):
   color_jitter: kinds.ColorRanges = ()
   """ranges of brightness, contrast, saturation and hue, changed in this order before an image is
   normalised, as torchvision.transforms.ColorJitter, e.g. (0.4, 0.4, 0.4, 0.1); (): off"""
-  erasing: Annotated[kinds.Share, Also("reprob")] = 0.0
-  """probability of random erasing: a rectangle of 2 to 33 % of the area is set to the mean"""
-  mixup: Annotated[kinds.Alpha, Also("mixup_alpha")] = 0.0
-  """mixup: add a share of another image and its label, of Beta(mixup, mixup); 0: no mixup"""
-  cutmix_alpha: kinds.Alpha = 0.0
+  erasing: kinds.Share = 0.0
+  """probability of random erasing (`reprob`): a rectangle of 2 to 33 % of the area is set to the
+  mean"""
+  mixup: kinds.NotNegative = 0.0
+  """add a share of another image and its label, of Beta(mixup, mixup) (`mixup_alpha`); 0: do not"""
+  cutmix_alpha: kinds.NotNegative = 0.0
   """CutMix with boxes of a random share of the area, of Beta(cutmix_alpha, cutmix_alpha), in all
   steps, 0: off; beside mixup, a batch takes either with probability 1/2"""
   cutmix: Annotated[kinds.Pixels, on.only("augment.cutmix_epochs")] = 0

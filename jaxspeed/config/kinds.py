@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Predicate
 from pydantic import Field
 
-from jaxspeed.config import registry
+from jaxspeed.config.registry import AUGMENTATIONS, LOSSES, OPTIMIZERS
 from jaxspeed.config.schema import Says, is_plain
 
 
@@ -38,35 +38,25 @@ Pixels = Annotated[int, Field(ge=0, le=8192)]
 # ResNet-50 of width 1,024 has 6.5 billion parameters.
 Width = Annotated[int, Field(ge=1, le=4096)]
 FirstWidth = Annotated[int, Field(ge=1, le=1024)]
-# Parts of a batch, each with its own batch norm statistics.
-Splits = Annotated[int, Field(ge=1, le=65_536)]
-Batch = Annotated[int, Field(ge=1, le=2**24)]
-Images = Annotated[int, Field(ge=1, le=10**9)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 Epochs = Annotated[float, Field(ge=0, le=100_000)]
-Every = Annotated[int, Field(ge=1, le=1_000_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
 # Adam divides by 1 minus a power of it; an average of decay 1 never moves; and labels that are
 # smoothed by 1 say nothing.
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
-Number = Annotated[float, Field(ge=-1e6, le=1e6)]
-NotNegative = Annotated[float, Field(ge=0, le=1e6)]
-Positive = Annotated[float, Field(gt=0, le=1e6)]
-# A factor on a learning rate or decay: its product with any learning rate fits a float32.
-Factor = Annotated[float, Field(ge=0, le=1e9)]
-# Parameter of a symmetric Beta distribution; from a thousand on, it is all but a single number.
-Alpha = Annotated[float, Field(ge=0, le=1000)]
+# The product of a learning rate and three factors fits a float32.
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+Number = Annotated[float, Field(ge=-1e9, le=1e9)]
 ColorRanges = Annotated[
   tuple[()] | tuple[NotNegative, NotNegative, NotNegative, Annotated[float, Field(ge=0, le=0.5)]],
   Says("four numbers of at least 0 (brightness, contrast, saturation, hue <= 0.5), or ()"),
 ]
-OptimizerName = Annotated[
-  str, Predicate(registry.OPTIMIZERS.knows), Says(registry.OPTIMIZERS.names)
-]
-LossName = Annotated[str, Predicate(registry.LOSSES.knows), Says(registry.LOSSES.names)]
-AugmentationName = Annotated[
-  str, Predicate(registry.AUGMENTATIONS.knows), Says(registry.AUGMENTATIONS.names)
-]
+OptimizerName = Annotated[str, Predicate(OPTIMIZERS.knows), Says(OPTIMIZERS.names)]
+LossName = Annotated[str, Predicate(LOSSES.knows), Says(LOSSES.names)]
+AugmentationName = Annotated[str, Predicate(AUGMENTATIONS.knows), Says(AUGMENTATIONS.names)]
+Precision = Literal["auto", "float32", "tf32", "bfloat16", "float16", "float64"]
 EvalMode = Literal["center", "flip", "six", "selective", "five", "rect", "rect_flip"]
 _CHANNELS = "in units of 0 ... 255, or () for the training set's own"
 ThreeNumbers = tuple[Number, Number, Number]
@@ -81,11 +71,6 @@ Segments = Annotated[
     "segments of four numbers of at least 0 (first epoch, end, value there, value at the end), the "
     "first from epoch 0 on and each from the end of the one before"
   ),
-]
-TrustRatios = Annotated[
-  tuple[()] | tuple[Factor, Factor],
-  Predicate(lambda ratios: ratios == tuple(sorted(ratios))),
-  Says("the least and the most trust ratio, or ()"),
 ]
 XlaOption = Annotated[Text, Field(pattern="="), Says("NAME=VALUE, an option of XLA")]
 # NAME or NAME/VARIANT: also the name of a folder in runs/, with a dash for the slash.

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import threading
@@ -16,13 +17,13 @@ from absl import flags
 from jaxspeed.errors import printable
 from jaxspeed.files import write_atomically
 
+# Files of Python, of installed packages and of this one.
+_FOLDERS = os.path.dirname(os.__file__), str(pathlib.Path(__file__).parents[1])
+_OTHERS = re.compile(f"^<|/(site|dist)-packages/|^({'|'.join(map(re.escape, _FOLDERS))})/")
+
 
 class _Stream:
-  """A stream that drops what the stream below it cannot write.
-
-  Attributes:
-    failure: why a write failed first; None: everything was written.
-  """
+  """A stream that drops what the stream below it cannot write; `failure` is why a write failed."""
 
   def __init__(self, stream: TextIO | None) -> None:
     self.failure: Exception | None = None
@@ -150,19 +151,12 @@ def report(error: BaseException, path: pathlib.Path | None = None) -> None:
       write_atomically(file, text)
       where = f"the traceback is in {file}"
       break
-  reason = f" ({first})" if first else ""
-  name = f"{type(error).__name__}{reason}{_own_place(error)}"
-  say(f"an unexpected error ended this command, {name}: {where}.")
+  name = type(error).__name__ + (f" ({first})" if first else "")
+  place = f", in {own}" if (own := own_place(error)) else ""
+  say(f"an unexpected error ended this command, {name}{place}: {where}.")
 
 
-def _own_place(error: BaseException) -> str:
-  """Where in the user's own files below the current folder an error arose; "" if in none."""
-  package = pathlib.Path(__file__).parents[1]
-  with contextlib.suppress(OSError):  # the current folder may be gone
-    here = pathlib.Path.cwd()
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-      file = pathlib.Path(frame.filename).absolute()
-      inside = file.is_relative_to(here) and not file.is_relative_to(package)
-      if inside and "site-packages" not in file.parts and file.exists():
-        return f", in {file.relative_to(here)}, line {frame.lineno}"
-  return ""
+def own_place(error: BaseException) -> str:
+  """The last file and line of the user's own in which an error arose; '' if in none."""
+  own = [f for f in traceback.extract_tb(error.__traceback__) if not _OTHERS.search(f.filename)]
+  return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks
+from jaxspeed.config.output import own_place
 from jaxspeed.errors import UserError, did_you_mean
 
 # Longest text of a recipe's own exception in a message, in characters.
@@ -32,8 +33,7 @@ class Published(NamedTuple):
   seconds: float | None = None  # time to that accuracy
   clock: str = ""  # what that time covers
   epochs: tuple[int, int] | None = None  # least and most epochs to that accuracy
-  # What its learning rates are for: "mean loss", "summed loss", or "1,024 images", without the
-  # momentum's lengthening.
+  # What its learning rates are for, "summed loss", "1,024 images": without momentum's lengthening.
   rates_for: str = "mean loss"
 
   @property
@@ -99,10 +99,7 @@ def find_recipe(name: str) -> str:
 
 
 def load_recipe(name: str) -> ConfigDict:
-  """The checked config of a recipe.
-
-  Args:
-    name: NAME of a shipped recipe or FILE.py (`find_recipe`), either with :VARIANT.
+  """The checked config of NAME, a shipped recipe, or FILE.py (`find_recipe`), with :VARIANT or not.
 
   Raises:
     UserError: there is no such file, it raises an exception, or its config is invalid.
@@ -116,19 +113,13 @@ def load_recipe(name: str) -> ConfigDict:
     raise UserError(f"there is no variant {variant!r} of {file}: {others}.")
   config = guarded(lambda: module.get_config(*[variant] * bool(colon)), path)
   if not isinstance(config, ConfigDict):
-    raise UserError(
-      f"{path}: get_config() returned {type(config).__name__}: it must return the config of base() "
-      "of jaxspeed.config.fields."
-    )
-  return checks.checked(config, source=path)
+    returned = f"{path}: get_config() returned {type(config).__name__}"
+    raise UserError(f"{returned}: it must return the config of jaxspeed.config.fields.base().")
+  return guarded(lambda: checks.checked(config), path)
 
 
 def import_file(file: str) -> types.ModuleType:
-  """Imports a Python file as a module.
-
-  Raises:
-    UserError: it raises an exception.
-  """
+  """Imports a Python file as a module; a UserError if it raises an exception."""
   loader = importlib.machinery.SourceFileLoader(f"recipe_{pathlib.Path(file).stem}", file)
   spec = importlib.util.spec_from_file_location(loader.name, file, loader=loader)
   assert spec is not None
@@ -140,8 +131,7 @@ def import_file(file: str) -> types.ModuleType:
 def import_modules(modules: Sequence[str]) -> None:
   """Imports modules from the installed packages and the current folder, as `python -m` does.
 
-  Args:
-    modules: names, as my_models; my_models.py is the same.
+  A module my_models is also named by my_models.py.
 
   Raises:
     UserError: there is no such module, or its own code raises an exception.
@@ -157,21 +147,18 @@ def import_modules(modules: Sequence[str]) -> None:
 def guarded(run: Callable[[], Any], source: str) -> Any:
   """Runs the user's own code and returns its result; its exceptions become UserErrors.
 
-  The sentence names the source and, if that is a file, the innermost line in it. The commands print
-  the last frame of Python's traceback, a note of the error, before it.
+  The sentence names the innermost line of the user's own, or the source. The commands print the
+  last frame of Python's traceback, a note of the error, before it.
   """
   try:
     return run()
+  except UserError as error:
+    raise UserError(f"{own_place(error) or source}: {error}") from None
   except (Exception, SystemExit) as error:
-    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError):
-      frames.append((str(error.filename), error.lineno or 0))
-    where = [f"{source}, line {line}" for file, line in frames if file == source] or [source]
-    is_plain = isinstance(error, UserError)
-    text = str(error) if is_plain else traceback.format_exception_only(error)[-1]
-    text = " ".join(text.split()).removesuffix(".")[: None if is_plain else _SHOWN]
-    mistake = UserError(f"{where[-1]}: {text}{'' if text.endswith('?') else '.'}")
-    if not is_plain and not frames[-1][0].startswith((__file__, "<frozen")):
-      limit = 0 if isinstance(error, SyntaxError) else -1
+    place, is_syntax = own_place(error), isinstance(error, SyntaxError)
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN].removesuffix(".")
+    mistake = UserError(f"{place or source}: {said}.")
+    if place or is_syntax:
+      limit = 0 if is_syntax else -1
       mistake.add_note("".join(traceback.format_exception(error, limit=limit)))
     raise mistake from None

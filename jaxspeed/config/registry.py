@@ -1,15 +1,7 @@
 """Models, optimizers, losses, ... by their names: the package's own and the user's.
 
-docs/extending.md says what each definition must be; --import=MODULE names the user's own:
-
-  @registry.model("tiny")
-  class Tiny(nn.Module):
-    classes: int  # passed by `models.make`, like dtype: not a field
-    dtype: Any
-    width: Annotated[int, Field(ge=1, le=4096)] = 16  # a field of config.model
-    "channels of each layer"
-
-Nothing here imports JAX.
+docs/extending.md says what each definition must be; --import=MODULE names the user's own. Nothing
+here imports JAX.
 """
 
 import ast
@@ -26,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 from annotated_types import Predicate
 
-from jaxspeed.config.schema import COMMON, Also, Group, Says
+from jaxspeed.config.schema import COMMON, Group, Says
 from jaxspeed.errors import UserError
 
 # A Flax module, or any object with its `init` and `apply` (docs/extending.md).
@@ -40,24 +32,19 @@ class Registry(dict[str, Any]):
   Args:
     what: what it holds, for a message.
     own: the names of the package's own, which are defined elsewhere.
-    check: raises a UserError on a definition that does not serve.
   """
 
-  def __init__(
-    self, what: str, *own: str, check: Callable[[str, Any], object] = lambda name, new: None
-  ) -> None:
+  def __init__(self, what: str, *own: str) -> None:
     super().__init__()
-    self.what, self.own, self._check = what, own, check
+    self.what, self.own = what, own
 
   def __call__(self, name: str) -> Callable[[_Definition], _Definition]:
     def add(new: _Definition) -> _Definition:
-      self._check(name, new)
-      there = self.get(name, new)
-      # A notebook may run one definition twice.
-      same = (there.__module__, there.__qualname__) == (new.__module__, new.__qualname__)
-      if name in self.own or not same:
-        taken = f"the name {name!r} is that of another {self.what} already"
-        raise UserError(f"{taken}: choose another name.")
+      if self is FAMILIES:
+        fields_of(new)  # now, for its mistakes
+      # A notebook may run a definition of its own twice.
+      if name in self.own or getattr(self.get(name), "__module__", "").startswith("jaxspeed."):
+        raise UserError(f"the {self.what} {name!r} is jaxspeed's own: choose another name.")
       self[name] = new
       return new
 
@@ -73,32 +60,13 @@ class Registry(dict[str, Any]):
     return f"one of {known}, or name the module that registers it with --import"
 
 
-# From `config.optimizer` to an optax.GradientTransformation, or to a dict of them by label.
 optimizer = OPTIMIZERS = Registry("optimizer", "sgd", "muon", "lars", "adamw")
-# From `config.data.path` to arrays; the package's own are in `data.memory.sources`.
 data_set = DATA_SETS = Registry("data set", "cifar10", "cifar100", "digits")
-# From the config to a function: of logits [n, classes], targets [n, classes], the `Batch` and the
-# share of the run's steps that are done, to the loss of each image [n]; and of a key, the `Batch`
-# of augmented images and that share, to the `Batch` to train on.
 loss = LOSSES = Registry("loss", "cross_entropy")
 augmentation = AUGMENTATIONS = Registry("augmentation", "")
-# From the `TrainState` after an epoch to a number in its row.
 scalar = SCALARS = Registry("scalar")
-
-
-def _check_module(name: str, module: Any) -> None:
-  # Without importing flax: `config` does not know it.
-  fields = dataclasses.fields(module) if dataclasses.is_dataclass(module) else ()
-  if not (hasattr(module, "apply") and {"classes", "dtype"} <= {each.name for each in fields}):
-    raise UserError(
-      f"the model {name!r} must be a flax.linen.Module with `classes: int` and `dtype: Any`, "
-      f"which config.data.classes and config.precision set, and {module} is none."
-    )
-  fields_of(module)  # now, for the mistakes in its annotations
-
-
 # Flax modules, by `config.model.name`; filled as the modules of `models/` are imported.
-model = FAMILIES = Registry("model", check=_check_module)
+model = FAMILIES = Registry("model")
 
 _PLAIN = bool | int | float | str | tuple | None | python_types.EllipsisType
 # Attributes of a module that no user sets, and those that the run sets.
@@ -108,18 +76,27 @@ NO_FIELDS = ("parent", "name", "dtype", "conv_fusion")
 class Model(Group):
   """The field of `config.model` that every family has."""
 
-  name: Annotated[
-    str, Predicate(FAMILIES.knows), Says(FAMILIES.names), Also("arch architecture"), COMMON
-  ]
-  """the model"""
+  name: Annotated[str, Predicate(FAMILIES.knows), Says(FAMILIES.names), COMMON]
+  """the model (`arch`, `architecture`)"""
 
 
 @functools.cache
 def fields_of(module: Any) -> type[Model]:
-  """The fields of a module's config: its attributes with their types, defaults and meanings."""
+  """The fields of a module's config: its attributes with their types, defaults and meanings.
+
+  Raises:
+    UserError: it is no module that a config can make.
+  """
+  attributes = dataclasses.fields(module) if dataclasses.is_dataclass(module) else ()
+  # Without importing flax: `config` does not know it.
+  if not (hasattr(module, "apply") and {"classes", "dtype"} <= {each.name for each in attributes}):
+    raise UserError(
+      "a model must be a flax.linen.Module with `classes: int` and `dtype: Any`, which "
+      f"config.data.classes and config.precision set, and {module} is none."
+    )
   types, meanings = typing.get_type_hints(module, include_extras=True), _meanings(module)
   fields: dict[str, Any] = {}
-  for each in dataclasses.fields(module):
+  for each in attributes:
     default = ... if each.default is dataclasses.MISSING else each.default
     # A function or a dtype is the module's own choice: no command line or JSON can say it.
     if each.name not in ("classes", *NO_FIELDS) and isinstance(default, _PLAIN):

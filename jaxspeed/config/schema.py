@@ -1,9 +1,10 @@
 """Fields as they are declared: type, range, default, meaning, and what else is known of them.
 
-  momentum: Annotated[Share, on.unless("optimizer.name", "adamw"), Also("beta")] = 0.9
+  momentum: Annotated[Share, on.unless("optimizer.name", "adamw")] = 0.9
   \"\"\"momentum of SGD and LARS\"\"\"
 
-Checks, --help, docs/fields.md, suggestions of names and "has no effect" all read this.
+Checks, --help, docs/fields.md, suggestions of names and "has no effect" all read this. A name in
+backticks in a meaning is what other projects call the field.
 """
 
 import collections
@@ -56,10 +57,6 @@ class When(NamedTuple):
   otherwise: str  # the reason or the remedy, as the end of a sentence
 
 
-class Also(str):
-  """Names of a field in other projects and in earlier versions, separated by spaces."""
-
-
 class Mark(enum.Enum):
   """A fact about a field."""
 
@@ -86,7 +83,7 @@ class Declared(NamedTuple):
   metadata: tuple[Any, ...]
 
   def facts(self, kind: type[_Fact]) -> list[_Fact]:
-    """What the metadata say of one kind: marks, conditions, other names."""
+    """What the metadata say of one kind, marks or conditions."""
     return [each for each in self.metadata if isinstance(each, kind)]
 
   def is_used(self, command: str) -> bool:
@@ -102,10 +99,6 @@ class Declared(NamedTuple):
         named = f"config.{self.name}={shown(values[self.name])}"
         return f"{named} has no effect: {condition.otherwise}."
     return ""
-
-  @property
-  def also(self) -> list[str]:
-    return " ".join(self.facts(Also)).split()
 
   @property
   def accepted(self) -> str:
@@ -134,34 +127,26 @@ def not_given(argument: str) -> When:
   )
 
 
-def only(field: str, *values: str) -> When:
+def only(field: str, *values: str, wanted: bool = True) -> When:
   """Fields that have an effect with some values of another field, or, without any, if it is set."""
+  said = f"it is {'' if wanted else 'not '}for config.{field}={' or '.join(values)}"
   if not values:
-    return When(lambda c: c[field], f"set --config.{field} too")
-  return When(lambda c: c[field] in values, f"it is for config.{field}={' or '.join(values)}")
+    said = f"set --config.{field} too" if wanted else f"it is for runs without config.{field}"
+  return When(lambda c: bool(c[field] in values if values else c[field]) is wanted, said)
 
 
 def unless(field: str, *values: str) -> When:
   """Fields that have no effect with some values of another field, or, without any, if it is set."""
-  if not values:
-    return When(lambda c: not c[field], f"it is for runs without config.{field}")
-  return When(
-    lambda c: c[field] not in values, f"it is not for config.{field}={' or '.join(values)}"
-  )
+  return only(field, *values, wanted=False)
 
 
 def by_phase(field: str, column: str, phase: int = -1) -> When:
   """A field of the whole run that a column of `phases` replaces; it may repeat that of a phase."""
   return When(
-    lambda c: phase_column(c, column)[phase:][:1] in ((), (c[field],)),
+    lambda c: not c["phases.first_epoch"] or c[f"phases.{column}"][phase:][:1] in ((), (c[field],)),
     f"each phase has its own: set --config.phases.{column}, or '--config.phases.{column}=()' for "
     "one in all of them",
   )
-
-
-def phase_column(c: Values, name: str) -> tuple:
-  """A field's values by phase; () if all phases use the value of the whole run."""
-  return c[f"phases.{name}"] if c["phases.first_epoch"] else ()
 
 
 def leaves(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,5 @@
 """Configs as a run's folder stores them: JSON, leaves, and the differences between two."""
 
-import functools
-import logging
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -9,18 +7,15 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxspeed.config import checks, fields
+from jaxspeed.config.recipe import guarded
 from jaxspeed.config.schema import Mark, shown
 from jaxspeed.config.schema import leaves as leaves
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, read_json, to_json, write_atomically
 
-# Stored in config.json and in checkpoints' manifests. Raise it when a version can no longer read
-# what an earlier one wrote.
-FORMAT = 2
-# The largest number of differences listed in a message.
-_LISTED = 5
 # Fields that are gone since 2026-11-27, with the value that holds now.
 _GONE = {"data.on_error": "skip", "eval.multiple": 8, "command_buffers": False, "compile_cache": ""}
+_GONE |= {"optimizer.lars_clip": []}
 # Fields that cannot change a run's result: where it reads and writes, and how it is watched.
 PLACES = tuple(name for name, field in fields.SHARED.items() if Mark.PLACE in field.metadata)
 
@@ -31,48 +26,34 @@ def to_dict(config: ConfigDict) -> dict[str, Any]:
 
 
 def save(config: ConfigDict, path: pathlib.Path, *, sync: bool = True) -> None:
-  """Writes a config and `FORMAT` as JSON, atomically; `sync` as in `write_atomically`."""
-  text = dump_json({"format": FORMAT} | to_dict(config), indent=2)
-  write_atomically(path, text + "\n", sync=sync)
+  """Writes a config as JSON, atomically; `sync` as in `write_atomically`."""
+  write_atomically(path, dump_json(to_dict(config), indent=2) + "\n", sync=sync)
 
 
 def load(path: pathlib.Path) -> ConfigDict:
   """Reads and checks a config that `save` wrote.
 
-  Fields that were added since take their default, which a line says; those that were renamed keep
-  their values.
+  Fields that were added since take their default, which is what held before them; those that were
+  renamed keep their values.
 
   Raises:
-    UserError: the file is missing, is not JSON, has another format, or holds an invalid config.
+    UserError: the file is missing, is not JSON, or holds an invalid config.
   """
   restore = "restore the file that jaxspeed.train wrote, or train again in another --workdir"
   if (loaded := read_json(path, dict[str, Any], restore)) is None:
     raise UserError(
       f"{path} is missing: name the folder of a run, the --workdir of a jaxspeed.train."
     )
-  if repr(found := loaded.pop("format", None)) != repr(FORMAT):
-    raise UserError(
-      f"{path} is of format {shown(found)}, and this version of jaxspeed reads {FORMAT}: use the "
-      f"version that trained the run, {restore}."
-    )
+  loaded.pop("format", None)  # of an earlier version
   for name in (*fields.SHARED, *_GONE):
     group, _, last = name.rpartition(".")
     if not isinstance(held := loaded.get(group) if group else loaded, dict):
       continue
     if name in _GONE and held.get(last) == _GONE[name]:
       del held[last]
-    for old in fields.SHARED[name].also if name in fields.SHARED else ():
-      if old in held and last not in held:
-        held[last] = held.pop(old)
-  config, there = checks.checked(loaded, source=str(path)), dict(leaves(loaded))
-  added = {name: value for name, value in leaves(config) if name not in there}
-  if rows := [f"config.{n}={v!r}" for n, v in added.items() if not n.startswith("given.")]:
-    _warn(f"{path} is of an earlier version: the defaults hold for {listed(rows)}.")
-  return config
-
-
-# Once a process, which may read a config several times.
-_warn = functools.cache(logging.getLogger("jaxspeed").warning)
+    if (old := last.removesuffix("_factor")) in held and last not in held:
+      held[last] = held.pop(old)  # factors did not say so in their names
+  return guarded(lambda: checks.checked(loaded), str(path))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -84,9 +65,3 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
       was, now = (shown(of[name]) if name in of else "absent" for of in (before, after))
       rows.append(f"config.{name}: {was} -> {now}")
   return rows
-
-
-def listed(rows: list[str]) -> str:
-  """The first few rows of `differences` and the number of the rest, for a message."""
-  more = [f"and {len(rows) - _LISTED} more"] if len(rows) > _LISTED else []
-  return "; ".join([*rows[:_LISTED], *more])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from ml_collections import ConfigDict
 
 from jaxspeed.config import stored
-from jaxspeed.errors import UserError, plural
+from jaxspeed.errors import UserError, plural, some
 from jaxspeed.files import dump_json, parse_json
 from jaxspeed.launch import record, runs, sources, state
 from jaxspeed.launch.executor import Planned, executor_of
@@ -98,7 +98,7 @@ def _updated(facts: Facts, made: Job, lost: bool, ended: bool) -> tuple[Job, str
   if begun and old.config != made.config:
     rows = stored.differences(old.overrides, made.overrides) or ["its recipe has changed"]
     raise UserError(
-      f"{facts.folder} was submitted with another config ({stored.listed(rows)}): give the new "
+      f"{facts.folder} was submitted with another config ({some(rows, 5)}): give the new "
       "job, or the run, a name of its own."
     )
   if not begun or lost or facts.foreign:

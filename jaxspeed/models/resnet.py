@@ -163,7 +163,7 @@ class ResNet(nn.Module):
   head_init: Literal["normal", "uniform"] = "normal"
   """initial weights of the last layer: normal with standard deviation 0.01, or uniform within
   1 / sqrt(inputs)"""
-  ghost_splits: kinds.Splits = 1
+  ghost_splits: kinds.Count = 1
   """parts of a device's batch that batch norm normalizes separately (ghost batches)"""
   norm_momentum: kinds.Share = 0.9
   """share that batch norm keeps of its running statistics: 1 - PyTorch's momentum"""

@@ -77,7 +77,7 @@ class ResNet9(nn.Module):
   """what follows each norm"""
   celu_alpha: Annotated[float, Field(gt=0, le=1000), only("model.activation", "celu")] = 0.075
   """alpha of celu, whose lower limit is -alpha"""
-  ghost_splits: kinds.Splits = 1
+  ghost_splits: kinds.Count = 1
   """parts of a device's batch that batch norm normalizes separately (ghost batches)"""
   train_norm_scale: bool = True
   """whether the scales of batch norm are trained or stay at 1"""

@@ -39,14 +39,13 @@ def norms(leaves: Sequence[Float[Array, "..."]]) -> Float[Array, "leaves"]:
 
 
 def scale_by_trust_ratio(
-  *, weight_decay: float, ratio_decay: float, eta: float, epsilon: float, clip: Sequence[float]
+  *, weight_decay: float, ratio_decay: float, eta: float, epsilon: float
 ) -> optax.GradientTransformation:
   """LARS: scale g + wd w of each array by the ratio eta |w| / (|g| + wd |w| + epsilon).
 
   The ratio is 1 where |w| or |g| is 0, as in mlcommons/training, tensorflow2/lars_optimizer.py;
   optax's own LARS divides by |g + wd w|. `weight_decay` is the decay wd in the gradient and
-  `ratio_decay` that in the ratio; they differ only in Fujitsu's recipe. `clip` bounds the ratio
-  from below and above (Alibaba's DAWNBench entry); () leaves it unbounded.
+  `ratio_decay` that in the ratio; they differ only in Fujitsu's recipe.
   """
 
   def update(updates, state, params=None):
@@ -54,8 +53,6 @@ def scale_by_trust_ratio(
     gradients = jax.tree.leaves(updates)
     weight, gradient = norms(weights), norms(gradients)
     ratio = eta * weight / (gradient + ratio_decay * weight + epsilon)
-    if clip:
-      ratio = jnp.clip(ratio, *clip)
     ratio = jnp.where((weight > 0) & (gradient > 0), ratio, 1.0)
     scaled = [r * (g + weight_decay * w) for r, g, w in zip(ratio, gradients, weights, strict=True)]
     return jax.tree.unflatten(structure, scaled), state
@@ -71,13 +68,12 @@ def lars(
   ratio_decay: float,
   eta: float,
   epsilon: float,
-  clip: Sequence[float],
 ) -> optax.GradientTransformationExtraArgs:
   """LARS with the learning rate inside the momentum, as in MLPerf's reference.
 
   v = m v - lr ratio (g + wd w); the step is v, or with Nesterov m v - lr ratio (g + wd w).
   """
   ratio = scale_by_trust_ratio(
-    weight_decay=weight_decay, ratio_decay=ratio_decay, eta=eta, epsilon=epsilon, clip=clip
+    weight_decay=weight_decay, ratio_decay=ratio_decay, eta=eta, epsilon=epsilon
   )
   return optax.chain(ratio, scale_by_rate(), trace(momentum, nesterov))

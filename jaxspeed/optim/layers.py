@@ -17,14 +17,8 @@ def layers_of(model: Any, params: PyTree) -> PyTree:
   """The layer of each parameter, from 0, as the model's method `param_layers` says.
 
   Raises:
-    UserError: the model has no such method, or as `groups.asked`.
+    UserError: as `groups.asked`.
   """
-  if not hasattr(model, "param_layers"):
-    raise UserError(
-      f"config.optimizer.layer_decay: {type(model).__name__} has no method param_layers(params), "
-      "which says which layer each parameter belongs to: write it (docs/extending.md), or set "
-      "layer_decay to 1."
-    )
 
   def fits(layer: Any) -> bool:
     return isinstance(layer, int | np.integer) and bool(layer >= 0)
@@ -38,7 +32,16 @@ def scale_by_layer(model: Any, decay: float) -> optax.GradientTransformation:
   Sources: ELECTRA (Clark et al. 2020, arXiv 2003.10555), BEiT (Bao et al. 2021, arXiv 2106.08254),
   timm's param_groups_layer_decay. The update is proportional to the learning rate in each of our
   optimizers but Muon, decay and momentum included, so this is a learning rate for each layer.
+
+  Raises:
+    UserError: the model has no method `param_layers`.
   """
+  if not hasattr(model, "param_layers"):
+    raise UserError(
+      f"config.optimizer.layer_decay: {type(model).__name__} has no method param_layers(params), "
+      "which says which layer each parameter belongs to: write it (docs/extending.md), or set "
+      "layer_decay to 1."
+    )
 
   def update(updates, state, params=None):
     layers = layers_of(model, params)

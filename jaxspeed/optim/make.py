@@ -150,7 +150,6 @@ def _lars(config: ConfigDict, momentum: float | None) -> optax.GradientTransform
     ratio_decay=fields.weight_decay * (peak if fields.decay_follows_rate else 1.0),
     eta=fields.lars_eta,
     epsilon=fields.lars_epsilon,
-    clip=fields.lars_clip,
   )
 
 

@@ -142,7 +142,7 @@ class Restored(NamedTuple):
 
 
 def restore(
-  folder: pathlib.Path, target: Any, *, step: int | None = None, partial: bool = False
+  folder: pathlib.Path, target: Any, *, step: int | str | None = None, partial: bool = False
 ) -> Restored | None:
   """Reads the checkpoint of `step`, or the newest sound one; None if there is none at all.
 
@@ -151,7 +151,7 @@ def restore(
   Args:
     folder: the run's folder.
     target: ShapeDtypeStructs on one mesh, in the structure that was saved.
-    step: the step to restore; None: that of the newest sound checkpoint.
+    step: the step to restore, a number or a text; None: that of the newest sound checkpoint.
     partial: whether the checkpoint may hold more than `target`.
 
   Raises:
@@ -173,11 +173,11 @@ def restore(
 
 
 def _find(
-  folder: pathlib.Path, wanted: dict[str, Any], step: int | None, partial: bool
+  folder: pathlib.Path, wanted: dict[str, Any], step: int | str | None, partial: bool
 ) -> tuple[dict[str, Any], list[np.ndarray]] | None:
   """The manifest and the `wanted` arrays of the checkpoint to restore; errors as in `restore`."""
   home, faults = folder.absolute() / FOLDER, dict[str, str]()
-  for path in reversed(_folders(folder)) if step is None else [home / str(step)]:
+  for path in reversed(_folders(folder)) if step is None else [home / os.path.basename(str(step))]:
     try:
       found = load_manifest(path)
       return found, _read(path, found["arrays"], wanted, partial)

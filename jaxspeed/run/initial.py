@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxspeed.config.stored import differences, leaves, listed
+from jaxspeed.config.stored import differences, leaves
 from jaxspeed.data.formats.class_names import stored_class_names
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, some
 from jaxspeed.files import expanded
 from jaxspeed.models import hub
 from jaxspeed.models.exchange import SIZES, class_names_in, sizes_in
@@ -156,7 +156,7 @@ def _check_continued(config: ConfigDict, class_names: Sequence[str]) -> None:
   folder, stored = _source(config)
   if rows := [row for row in differences(stored, config) if _ARRAYS.match(row)]:
     raise UserError(
-      f"{_FIELD}={folder} is a run of another model, optimizer or average ({listed(rows)}): set "
+      f"{_FIELD}={folder} is a run of another model, optimizer or average ({some(rows, 5)}): set "
       "these fields as it has them, or take its weights only, with --config.pretrained.path."
     )
   if not steps_of(folder):

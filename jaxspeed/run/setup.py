@@ -24,7 +24,7 @@ from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.data.hold_out import TENTH, require_training_images
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
-from jaxspeed.errors import UserError, printable
+from jaxspeed.errors import UserError, printable, some
 from jaxspeed.feeds.protocol import Feed, OpenData
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
@@ -255,7 +255,7 @@ def _another_config(folder: pathlib.Path, rows: list[str]) -> UserError:
       f"that run is finished; to train longer, add --config.continue_from={folder} and choose "
       "another --workdir, whose run takes config.epochs more epochs"
     )
-  return UserError(f"{folder} holds a run of another config ({stored_lib.listed(rows)}): {advice}.")
+  return UserError(f"{folder} holds a run of another config ({some(rows, 5)}): {advice}.")
 
 
 def _ensure_shared(folder: pathlib.Path, incarnation: int) -> None:

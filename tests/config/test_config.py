@@ -1,9 +1,10 @@
-"""Configs: their fields, how they are stored and compared, and what --help says of them."""
+"""Configs: their fields, other values for them, how they are stored and compared, and --help."""
 
 import json
 import pathlib
 import re
 
+import numpy as np
 import pytest
 from in_process import command
 from recipes import get_config
@@ -11,7 +12,8 @@ from recipes import get_config
 import jaxspeed.models.make  # noqa: F401  the families of models
 from jaxspeed.config import checks, stored
 from jaxspeed.config import fields as fields_lib
-from jaxspeed.config.checks import with_overrides
+from jaxspeed.config.checks import parse_value, to_flags, with_overrides
+from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.registry import FAMILIES
 from jaxspeed.config.schema import Mark
 from jaxspeed.errors import UserError
@@ -32,13 +34,71 @@ def test_the_base_holds_primitives_only_and_is_a_new_one_each_time():
   assert fields_lib.base().data.classes == 10
 
 
-def test_every_field_has_a_meaning_and_no_other_name_is_that_of_a_field_beside_it():
+def test_every_field_has_a_meaning():
   for family in FAMILIES:
-    known = fields_lib.known(family)
-    for name, field in known.items():
+    for name, field in fields_lib.known(family).items():
       assert field.meaning and field.meaning.split()[0] not in ("of", "whose"), name
-      group = name[: name.rfind(".") + 1]
-      assert not {f"{group}{other}" for other in field.also} & known.keys(), name
+
+
+def test_the_command_line_takes_values_in_every_form():
+  flags = ["--config.epochs", "2", "--config.data.mean=(1,2,3.5)", "--config.stop_at_target=false"]
+  done = command("plan", "--config", "quickstart", *flags, "--config.augment.flip", "random")
+  assert done.returncode == 0 and done.stdout.startswith("quickstart: 30 steps"), done.stderr
+
+
+@pytest.mark.parametrize(
+  "field, value, held",
+  [
+    ("epochs", 3, 3.0),
+    ("epochs", np.float32(3), 3.0),
+    ("seed", np.int64(3), 3),
+    ("data.path", "a b='c', \\ü", "a b='c', \\ü"),
+    ("stop_at_target", False, False),
+    ("name", "3", "3"),
+    ("epochs", 1e-3, 1e-3),
+    ("data.mean", [1, 2, 3], (1.0, 2.0, 3.0)),
+    ("data.mean", np.arange(3), (0.0, 1.0, 2.0)),
+    ("schedule.segments", ((0, 20, 0.1, 0),), ((0.0, 20.0, 0.1, 0.0),)),
+  ],
+)
+def test_values_become_what_the_field_has(field, value, held):
+  config = load_recipe("quickstart")
+  made = dict(stored.leaves(with_overrides(config, {field: value})))[field]
+  assert repr(made) == repr(held)
+  (word,) = to_flags({field: value})
+  text = word.removeprefix(f"--config.{field}=")
+  read = with_overrides(config, {field: parse_value(field, text)})
+  assert repr(dict(stored.leaves(read))[field]) == repr(held)
+
+
+def test_names_that_only_python_can_pass_are_refused():
+  config = load_recipe("quickstart")
+  with pytest.raises(UserError, match="^config.schedule is a group of fields: set config.schedule"):
+    with_overrides(config, {"schedule": {"peak": 1.0}})
+  with pytest.raises(UserError, match="^the config has no field 3"):
+    with_overrides(config, {3: 1})
+
+
+def test_another_family_brings_its_defaults():
+  config = with_overrides(load_recipe("imagenet18:1"), {"model.name": "vit", "model.depth": 2})
+  own = {n: f.default for n, f in fields_lib.known("vit").items() if n.startswith("model.")}
+  named = {"model.name": "vit", "model.depth": 2}
+  assert dict(stored.leaves({"model": config.model})) == own | named
+
+
+def test_a_peak_scales_the_segments_of_a_recipe_once():
+  config = load_recipe("imagenet18:4")
+  before = config.to_json_best_effort(), config.schedule.segments
+  highest = max(rate for segment in before[1] for rate in segment[2:])
+  scaled = with_overrides(config, {"schedule.peak": highest / 4})
+  after = scaled.schedule.segments
+  assert [s[:2] for s in after] == [s[:2] for s in before[1]]
+  assert [s[2:] for s in after] == [tuple(rate / 4 for rate in s[2:]) for s in before[1]]
+  assert (config.to_json_best_effort(), config.schedule.segments) == before
+  assert with_overrides(scaled, {"schedule.peak": highest / 4}).schedule.segments == after
+  given = ((0, 40, 1.0, 1.0),)
+  both = with_overrides(config, {"schedule.peak": 0.5, "schedule.segments": given, "epochs": 40.0})
+  assert both.schedule.segments == given
 
 
 def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
@@ -56,67 +116,39 @@ def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_a_run_of_an_earlier_version_gets_the_defaults_of_new_fields(tmp_path, caplog):
-  path = tmp_path / "config.json"
-  stored.save(checks.checked(get_config("quickstart")), path)
-  content = json.loads(path.read_text())
-  del content["patience"], content["model"]["layers"], content["average"]["every"]
-  path.write_text(json.dumps(content))
-  assert stored.load(path) == checks.checked(get_config("quickstart"))
-  added = "config.average.every=1; config.model.layers='auto'; config.patience=0"
-  assert f"{path} is of an earlier version: the defaults hold for {added}." in caplog.messages
-
-
-def test_a_field_that_is_gone_is_read_where_it_has_the_value_that_holds_now(tmp_path):
-  path = tmp_path / "config.json"
-  config = get_config("quickstart")
-  content = {"format": stored.FORMAT} | stored.to_dict(config)
-  content["eval"]["multiple"], content["compile_cache"] = 8, ""
-  path.write_text(json.dumps(content))
-  assert stored.load(path) == checks.checked(config)
-  for gone in ({"compile_cache": "theirs"}, {"eval": content["eval"] | {"multiple": 16}}):
-    path.write_text(json.dumps(content | gone))
-    with pytest.raises(UserError, match="the config has no field"):
-      stored.load(path)
-
-
-def test_a_field_that_was_renamed_keeps_its_value_and_is_refused_by_its_old_name(tmp_path):
-  config = get_config("cifar10_hlb")
-  path = tmp_path / "config.json"
+def test_files_of_earlier_versions_are_read(tmp_path):
+  config, path = get_config("cifar10_hlb"), tmp_path / "config.json"
   stored.save(config, path)
-  path.write_text(path.read_text().replace('"bias_rate_factor"', '"bias_rate"'))
-  loaded = stored.load(path)
-  assert loaded.optimizer.bias_rate_factor == config.optimizer.bias_rate_factor != 1
-  content = json.loads(path.read_text())
-  content["optimizer"]["bias_rate_factor"] = 7.0  # beside the old name
+  whole, content = checks.checked(config), json.loads(path.read_text())
+  # New fields, one whose name did not say that it is a factor, and some that are gone.
+  del content["patience"], content["average"]["reach"]
+  optimizer = content["optimizer"] | {"lars_clip": []}
+  optimizer["bias_rate"] = optimizer.pop("bias_rate_factor")
+  evaluation = content["eval"] | {"multiple": 8}
+  content |= {"format": 2, "compile_cache": "", "optimizer": optimizer, "eval": evaluation}
   path.write_text(json.dumps(content))
-  with pytest.raises(UserError, match=r"no field optimizer\.bias_rate"):
-    stored.load(path)
-  with pytest.raises(UserError, match=r"mean optimizer.head_decay_factor\?$"):
-    with_overrides(config, {"optimizer.head_decay": 2.0})
+  assert stored.load(path) == whole and whole.optimizer.bias_rate_factor != 1
+  for wrong in (
+    {"compile_cache": "theirs"},
+    {"eval": evaluation | {"multiple": 16}},
+    {"optimizer": optimizer | {"bias_rate_factor": 7.0}},  # beside its old name
+  ):
+    path.write_text(json.dumps(content | wrong))
+    with pytest.raises(UserError, match="config.json: the config has no field"):
+      stored.load(path)
 
 
 def test_differences_name_the_fields_that_may_change_a_result():
   old, new = fields_lib.base(), fields_lib.base()
-  new.epochs = 2.0
-  new.schedule.peak = 0.4
-  new.model = dict(width=8)
+  new.epochs, new.model = 2.0, dict(width=8)
   new.data.update(path="elsewhere", copies="elsewhere", cache="elsewhere")
   new.checkpoint.update(every_seconds=1.0, keep=9)
-  new.update(cost_per_hour=3.0)
   new.records.update(author="someone")
   assert stored.differences(old, new) == [
     "config.epochs: 1.0 -> 2.0",
     "config.model.width: absent -> 8",
-    "config.schedule.peak: 0.1 -> 0.4",
   ]
   assert stored.differences(new, old)[1] == "config.model.width: 8 -> absent"
-
-
-def test_an_unrelated_run_is_told_by_its_first_differences_and_their_number():
-  rows = stored.differences(get_config("imagenet18", "8"), get_config("quickstart"))
-  assert stored.listed(rows).endswith(f"; and {len(rows) - 5} more") and len(rows) > 20
-  assert stored.listed(rows[:2]) == "; ".join(rows[:2])
 
 
 def test_the_page_of_fields_is_up_to_date():
@@ -128,9 +160,8 @@ def test_help_shows_common_fields_with_the_recipes_values_and_all_of_them_when_a
   done = command("train", "cifar10_resnet9:baseline", "-h")
   assert (done.returncode, done.stderr) == (0, "")
   listed = dict(re.findall(r"\n  --config\.([\w.]+)=(.*?) \(", done.stdout))
-  common = {
-    name for name, field in fields_lib.known("resnet9").items() if Mark.COMMON in field.metadata
-  }
+  known = fields_lib.known("resnet9").items()
+  common = {name for name, field in known if Mark.COMMON in field.metadata}
   assert set(listed) == common and 8 <= len(common) <= 14
   config = dict(stored.leaves(get_config("cifar10_resnet9", "baseline")))
   assert {name: repr(config[name]) for name in common} == listed
@@ -138,10 +169,8 @@ def test_help_shows_common_fields_with_the_recipes_values_and_all_of_them_when_a
   everything = command("train", "--help=all").stdout
   for name, value in stored.leaves(fields_lib.base()):
     assert name.startswith("given.") or f"\n  --config.{name}={value!r} (" in everything
-  assert (
-    "--config.model.width=64 (a whole number from 1 to 1,024): resnet9: channels of the first"
-    in everything
-  )
+  width = "--config.model.width=64 (a whole number from 1 to 1,024): resnet9: channels of the first"
+  assert width in everything
 
 
 def test_a_data_set_may_have_a_config_and_a_version():

@@ -69,16 +69,14 @@ def test_characters_that_an_encoding_lacks_are_escaped():
   assert shell("", PYTHONIOENCODING="utf-8")[1].startswith("café \\udcff\n")
 
 
+UNFORESEEN = "jaxspeed: an unexpected error ended this command, KeyError ('unforeseen')"
+
+
 @pytest.mark.parametrize(
   "name, code, sentence",
   [
     ("mistake", MISTAKE, r"jaxspeed: a mistake\x1b[2J with\nlines."),
-    (
-      "fault",
-      FAULT,
-      "jaxspeed: an unexpected error ended this command, KeyError ('unforeseen'): the traceback is "
-      "in {path}.",
-    ),
+    ("fault", FAULT, UNFORESEEN + ": the traceback is in {path}."),
     ("interrupt", INTERRUPTED, "jaxspeed: stopped by Ctrl-C."),
   ],
 )
@@ -88,15 +86,6 @@ def test_an_end_is_one_line_without_control_characters(name, code, sentence, tmp
   assert (found, errors) == (code, ["to the end", sentence.replace("{path}", str(path))])
   if path:
     assert path.read_text().rstrip().endswith("KeyError: 'unforeseen'")
-
-
-def test_an_unexpected_error_names_the_line_of_ones_own_file(tmp_path, monkeypatch, capsys):
-  (tmp_path / "mine.py").write_text("def broken():\n  raise KeyError('unforeseen')\n")
-  monkeypatch.chdir(tmp_path)
-  with pytest.raises(KeyError) as caught:
-    runpy.run_path("mine.py")["broken"]()
-  output.report(caught.value, tmp_path / "traceback")
-  assert "KeyError ('unforeseen'), in mine.py, line 2: the traceback" in capsys.readouterr().err
 
 
 # A finder that presses Ctrl-C when jaxlib is looked for: jaxlib makes an ImportError of it.
@@ -126,18 +115,25 @@ def test_ctrl_c_while_jax_is_imported_is_a_sentence(tmp_path):
   assert done.stderr == "jaxspeed: stopped by Ctrl-C.\n"
 
 
-def test_the_traceback_goes_to_the_folder_or_where_there_is_room(tmp_path, capsys, monkeypatch):
-  error = ValueError("first line\nsecond")
-  output.report(error, tmp_path / "traceback_3.txt")
-  said = capsys.readouterr().err
-  assert said.endswith(f"(first line): the traceback is in {tmp_path / 'traceback_3.txt'}.\n")
-  assert "ValueError: first line\nsecond" in (tmp_path / "traceback_3.txt").read_text()
+def test_a_fault_names_ones_own_line_and_a_traceback_where_there_is_room(
+  tmp_path, capsys, monkeypatch
+):
+  (tmp_path / "mine.py").write_text("def broken():\n  raise KeyError('unforeseen')\n")
+  with pytest.raises(KeyError) as caught:
+    runpy.run_path(str(tmp_path / "mine.py"))["broken"]()
   monkeypatch.setattr(output.tempfile, "tempdir", str(tmp_path))
-  output.report(error, tmp_path / "absent" / "a.txt")
-  assert f"the traceback is in {tmp_path}/jaxspeed_" in capsys.readouterr().err
+  place = f"{UNFORESEEN}, in {tmp_path}/mine.py, line 2"
+  for file, where in (
+    (tmp_path / "traceback_3.txt", f"the traceback is in {tmp_path}/traceback_3.txt."),
+    (tmp_path / "absent" / "a.txt", f"the traceback is in {tmp_path}/jaxspeed_{os.getpid()}.txt."),
+  ):
+    output.report(caught.value, file)
+    assert capsys.readouterr().err == f"{place}: {where}\n"
+  assert (tmp_path / "traceback_3.txt").read_text().endswith("KeyError: 'unforeseen'\n")
   monkeypatch.setattr(output.tempfile, "tempdir", str(tmp_path / "absent"))
-  output.report(error, tmp_path / "absent" / "a.txt")
-  assert "there is no room for the traceback." in capsys.readouterr().err
+  output.report(ValueError("first\nsecond"), tmp_path / "absent" / "a.txt")
+  said = "ended this command, ValueError (first): there is no room for the traceback.\n"
+  assert capsys.readouterr().err.endswith(said)
 
 
 def test_what_a_library_says_is_held(capfd):

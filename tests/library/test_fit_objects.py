@@ -29,7 +29,7 @@ def test_a_model_of_ones_own_trains_loads_and_is_asked_for(digits, tmp_path):
   pass_it = f"a model from Python, {described}: pass"
   assert pass_it in said(lambda: jaxspeed.load(folder))
   assert "model= is Net(width=9" in said(lambda: jaxspeed.load(folder, model=Net(width=9)))
-  assert f"(config.given.model: '{described}' -> ''; config.model." in said(call)
+  assert f"(config.given.model: '{described}' -> '', config.model." in said(call)
   assert pass_it in mistake("evaluate", f"--workdir={folder}")
   assert "pass an instance, Net()" in said(lambda: call(model=Net))
   assert "must be a flax.linen.Module" in said(lambda: call(model=3))

@@ -141,7 +141,6 @@ def numpy_lars(config):
   decay = fields.weight_decay
   # Fujitsu's decay follows the rate; in the ratio it stands as at the peak.
   ratio_decay = 13.0 * decay if fields.decay_follows_rate else decay
-  low, high = fields.lars_clip or (-np.inf, np.inf)
   weights = {n: w for n, w in lars_net().items() if n not in ("frozen", "whiten_bias")}
   momentum = {name: np.zeros_like(leaf) for name, leaf in weights.items()}
   for number, rate in enumerate(LARGE):
@@ -152,7 +151,6 @@ def numpy_lars(config):
         w_norm, g_norm = np.sqrt((w**2).sum()), np.sqrt((g**2).sum())
         if w_norm > 0 and g_norm > 0:
           ratio = fields.lars_eta * w_norm / (g_norm + ratio_decay * w_norm + fields.lars_epsilon)
-          ratio = min(max(ratio, low), high)
         g = g + decay * w
       scaled = rate * ratio * g
       momentum[name] = m * momentum[name] - scaled
@@ -168,7 +166,6 @@ def numpy_lars(config):
     (dict(momentum=0.0), {}),
     (dict(weight_decay=0.0), {}),
     (dict(lars_epsilon=10.0), {}),
-    (dict(lars_clip=(0.009, 0.011)), {}),
     (dict(momentum_segments=((0, 1, 0.98, 0.9),)), {}),
     (dict(momentum_segments=((0, 1, 0.98, 0.9),), nesterov=True), {}),
     (dict(decay_follows_rate=True), dict(peak=13.0)),

@@ -204,7 +204,7 @@ cifar10_airbench:94_muon --config.optimizer.muon_coefficients=(1,2) => must be a
 --config.data.std=(1,) => config.data.std=(1,): it must be three numbers above 0 in units
 --config.data.std=(1,0,1) => it must be three numbers above 0
 --config.data.last_batch=keep => choose one of drop, carry_over.
---config.schedule.warmup=1 => epochs=20.0: the warm-up would take all of them
+--config.schedule.warmup=1 => schedule.warmup=1: it must be a number from 0 and below 1.
 --config.augment.cutout=8 => cutout=8 with config.data.image_size=8: it must be less than
 --config.augment.cutmix=8 => cutmix=8 with config.data.image_size=8: it must be less than
 --config.augment.crop_padding=8 => config.data.image_size=8: it must be less than that.
@@ -224,13 +224,11 @@ PHASES=(0,1.5,3) => give whole epochs, or shares of the run below 1
 --config.epochs=3 --config.optimizer.momentum_segments=SEGMENTS => 3.0 with config.optimizer.mom
 --config.proxy.keep=101 => config.proxy.keep=101: it must be a multiple of
 --devices=4 --config.proxy.keep=50 => config.proxy.keep=50: it must be a multiple of
-finetune FROZEN --config.optimizer.head_rate_factor=0 => head_rate_factor=0.0 with
 """
 SHORT = {
   "SQUARES": "--config.augment.cutmix=3 --config.augment.cutmix_epochs=1",
   "SEGMENTS": "((0,2,0.1,0.5),(2,5,0.5,0.1))",
   "PHASES": "imagenette --config.phases.image_size=(64,96,128) --config.phases.first_epoch",
-  "FROZEN": "--config.pretrained.path=w.safetensors --config.pretrained.freeze=backbone",
 }
 
 

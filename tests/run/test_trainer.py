@@ -11,7 +11,6 @@ import pytest
 from toy import digits
 from toy_images import params_of
 
-from jaxspeed.config import stored
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.resident import ResidentFeed
@@ -37,7 +36,7 @@ def test_the_folder_of_a_run(finished):
   assert sorted(path.name for path in folder.iterdir()) == FILES.split()
   assert json.loads((folder / "result.json").read_text()) == result
   config = json.loads((folder / "config.json").read_text())
-  assert {"format": stored.FORMAT} | result["config"] == config
+  assert result["config"] == config
   assert (result["evaluated_on"], result["evaluated_weights"]) == ("held-out", "average")
   assert config["precision"] == "float32"  # "auto", resolved
   assert config["data"]["train_images"] == 1500 and len(config["data"]["mean"]) == 3
