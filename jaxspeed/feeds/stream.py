@@ -219,7 +219,7 @@ def _train_key(phase: Phase) -> tuple:
 def train_batches(
   sets: ImageSets, spec: TrainSpec, seed: int, first_step: int, broken: Broken
 ) -> Generator[Batch]:
-  """Yield the batch of each step from `first_step` on; closing the generator ends its threads.
+  """Yields the batch of each step from `first_step` on; closing the generator ends its threads.
 
   The stream of a phase opens in the last epoch before it, so that it has batches ready.
 

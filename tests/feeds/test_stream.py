@@ -1,5 +1,6 @@
 """Runs on images from disk: order, resume, rectangles, phases, noise."""
 
+import contextlib
 import dataclasses
 import json
 import threading
@@ -17,6 +18,7 @@ from toy_images import params_of, toy_stream
 
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
+from jaxspeed.feeds import stream
 from jaxspeed.feeds.evaluation import make_evaluation
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.records.arrays import Predictions, Thumbnails
@@ -224,6 +226,24 @@ def three_sizes(images, cache, **fields):
       **fields,
     },
   )
+
+
+def test_the_stream_of_the_next_phase_opens_in_the_epoch_before_it(places, monkeypatch):
+  opened = []
+
+  class Noted(stream.TrainStream):
+    def __init__(self, *arguments, image_size, **options):
+      opened.append(image_size)
+      super().__init__(*arguments, image_size=image_size, **options)
+
+  monkeypatch.setattr(stream, "TrainStream", Noted)
+  config = toy_stream(*places, **{"epochs": 3.0, "phases.first_epoch": (0, 2)})
+  sets = open_data(config)
+  spec = make_train_spec(config, plan_of(config, sets), mesh_lib.make_mesh(1))
+  with contextlib.closing(stream.train_batches(sets, spec, 7, 0, {})) as batches:
+    # Two steps an epoch; the stream opens once the first of them is under way.
+    sizes = [(next(batches).image.shape[1], *opened) for _ in range(6)]
+  assert sizes == [(16, 16)] * 3 + [(16, 16, 24)] + [(24, 16, 24)] * 2
 
 
 def test_nothing_compiles_inside_the_clock(places, tmp_path, compiled_here, monkeypatch):
