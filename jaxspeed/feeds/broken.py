@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jaxspeed.data.disk.broken import why_broken
+from jaxspeed.data.disk.decoding import why_broken
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.errors import UserError, some
 from jaxspeed.feeds.protocol import Broken

@@ -16,7 +16,7 @@ from jaxspeed.cluster import processes
 from jaxspeed.cluster.watchdog import heartbeat
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk import rectangles
-from jaxspeed.data.disk.broken import why_broken
+from jaxspeed.data.disk.decoding import why_broken
 from jaxspeed.data.disk.streams import EvalStream
 from jaxspeed.data.table import Table
 from jaxspeed.devices import mesh as mesh_lib
