@@ -1,4 +1,6 @@
-"""Weights in .safetensors files, and what is refused; vision transformers against PyTorch."""
+"""Weights in .safetensors files, and what is refused; vision transformers beside PyTorch's; half
+precision.
+"""
 
 import functools
 import json
@@ -14,8 +16,10 @@ from exported import random_variables, shapes_of
 from tolerances import assert_equal
 
 from jaxspeed.errors import UserError
+from jaxspeed.models.airbench import Airbench
 from jaxspeed.models.exchange import load_weights, save_weights, sizes_in
 from jaxspeed.models.resnet import ResNet
+from jaxspeed.models.resnet9 import ResNet9
 from jaxspeed.models.resnet_weights import RESNET
 from jaxspeed.models.vit import ViT
 from jaxspeed.models.vit_weights import VIT
@@ -239,3 +243,31 @@ def test_a_file_decides_sizes_but_not_the_heads_of_a_model_of_its_width(tmp_path
   metadata = {"model": json.dumps(sizes | {"heads": 2})}
   save_weights(path, variables, VIT, metadata=metadata)
   assert sizes_in(path, VIT, sizes)["heads"] == 2
+
+
+# Half precision: what is computed in it, and what stays in float32
+
+
+NETS = {
+  "airbench": Airbench(widths=(8, 8, 8)),
+  "resnet9": ResNet9(width=8, classes=7, activation="celu", ghost_splits=2, whiten=True),
+  "resnet": ResNet(18, classes=10, width=16),
+  "vit": ViT(classes=5, patch_size=4, width=16, depth=2, heads=4, mlp=24),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", NETS)
+def test_parameters_statistics_and_logits_are_float32_beside_half_activations(name, dtype):
+  side, model = 20, NETS[name]
+  images = np.random.default_rng(0).standard_normal((16, side, side, 3)).astype(np.float32)
+  variables = random_variables(model, side)
+  half = model.clone(dtype=jax.numpy.dtype(dtype))
+  assert {p.dtype for p in jax.tree.leaves(shapes_of(half, side))} == {np.dtype(np.float32)}
+  exact, rounded = (
+    jax.jit(functools.partial(each.apply, train=True, mutable=["batch_stats"]))(variables, images)
+    for each in (model, half)
+  )
+  assert {leaf.dtype for leaf in jax.tree.leaves(rounded)} == {np.dtype(np.float32)}
+  difference = np.abs(rounded[0] - exact[0]).max() / np.abs(exact[0]).max()
+  assert 1e-5 < difference < 0.1  # 8 or 11 bits of mantissa
