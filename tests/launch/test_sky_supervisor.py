@@ -1,10 +1,12 @@
 """A task of SkyPilot, run here by bash as SkyPilot runs it; no server of SkyPilot is started."""
 
+import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -91,8 +93,17 @@ class Job:
 
 def below(pid: int) -> list[int]:
   """The processes that a process started, and theirs; they form groups of their own."""
-  text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
+  try:
+    text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
+  except OSError:  # it has ended, as each `sleep` of a trainer soon does
+    return []
   return [found for child in map(int, text.split()) for found in (child, *below(child))]
+
+
+def kill(pids: Iterable[int], number: int) -> None:
+  for pid in pids:
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(pid, number)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +170,7 @@ def test_a_start_whose_machine_was_taken_away_counts(tmp_path):
   job.act(r0_0=f"echo begun; {WAIT}", r0_1=DONE)
   first = job.start()
   job.await_log("begun")
-  for pid in (first.pid, *below(first.pid)):
-    os.kill(pid, signal.SIGKILL)
+  kill((first.pid, *below(first.pid)), signal.SIGKILL)
   first.communicate(timeout=60)
   assert job.run()[0] == [0]
   assert job.notes() == [("started", 0, "7"), ("started", 1, "7"), ("done", 1, "")]
@@ -175,8 +185,7 @@ def test_a_notice_saves(tmp_path, everyone):
   process = job.start()
   job.await_log("begun")
   supervisor, *others = below(process.pid)
-  for pid in (process.pid, supervisor, *others) if everyone else (supervisor,):
-    os.kill(pid, signal.SIGTERM)
+  kill((process.pid, supervisor, *others) if everyone else (supervisor,), signal.SIGTERM)
   process.communicate(timeout=60)
   assert process.returncode == REQUEUE and "saved\n" in job.log()
   assert job.notes()[-1][0] == "requeued"
@@ -184,7 +193,8 @@ def test_a_notice_saves(tmp_path, everyone):
 
 def test_a_mistake_of_another_process_is_no_lost_process(tmp_path):
   job = Job(tmp_path, nodes=2)
-  job.act(r0_0="sleep 0.2; exit 75", r1_0="exit 2")
+  loop = "for _ in $(seq 1200); do grep -qs ended $1 && exit 75; sleep 0.05; done"
+  job.act(r0_0=f"set runs/lr=1/launch/tasks/1.jsonl; {loop}", r1_0="exit 2")
   assert job.run()[0] == [MISTAKE, MISTAKE]
   assert job.notes()[1:] == [("failed", 0, "task 1: ended with exit code 2")]
 
