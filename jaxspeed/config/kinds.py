@@ -34,10 +34,8 @@ DataSetName = Annotated[
 # An image's side. The first layer of a ResNet has 17 GB of activations for one image of 8,192.
 Side = Annotated[int, Field(ge=1, le=8192)]
 Pixels = Annotated[int, Field(ge=0, le=8192)]
-# Channels of a layer, and of the first layer of a model whose last has 8 to 32 times as many. A
-# ResNet-50 of width 1,024 has 6.5 billion parameters.
+# Channels of a layer; the last of a model may have 32 times as many as its first.
 Width = Annotated[int, Field(ge=1, le=4096)]
-FirstWidth = Annotated[int, Field(ge=1, le=1024)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Epochs = Annotated[float, Field(ge=0, le=100_000)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -25,9 +25,7 @@ _STEPWISE = on.only("schedule.name", "step", "exponential")
 _FALLING = on.only("schedule.name", "linear", "cosine")
 _BIAS_TRAINED = on.only("whitening.bias_epochs")
 _SCHEDULE = on.not_given("schedule")
-_WARMED_UP = on.When(
-  lambda c: c["schedule.warmup"] or c["schedule.start"] == 1, "set a warm-up too"
-)
+_WARMED_UP = on.When(lambda c: c["schedule.warmup"] or c["schedule.start"] == 1, "set a warm-up")
 _WHITENS = on.When(lambda c: c["model.whiten"] is not False, "set --config.model.whiten too")
 
 

@@ -1,5 +1,6 @@
 """Configs as a run's folder stores them: JSON, leaves, and the differences between two."""
 
+import logging
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +11,10 @@ from jaxspeed.config import checks, fields
 from jaxspeed.config.recipe import guarded
 from jaxspeed.config.schema import Mark, shown
 from jaxspeed.config.schema import leaves as leaves
-from jaxspeed.errors import UserError
+from jaxspeed.errors import UserError, some
 from jaxspeed.files import dump_json, read_json, to_json, write_atomically
 
+_log = logging.getLogger("jaxspeed")
 # Fields that are gone since 2026-11-27, with the value that holds now.
 _GONE = {"data.on_error": "skip", "eval.multiple": 8, "command_buffers": False, "compile_cache": ""}
 _GONE |= {"optimizer.lars_clip": []}
@@ -33,17 +35,15 @@ def save(config: ConfigDict, path: pathlib.Path, *, sync: bool = True) -> None:
 def load(path: pathlib.Path) -> ConfigDict:
   """Reads and checks a config that `save` wrote.
 
-  Fields that were added since take their default, which is what held before them; those that were
-  renamed keep their values.
+  Fields that were added since take their default, which a line says; those that were renamed keep
+  their values.
 
   Raises:
     UserError: the file is missing, is not JSON, or holds an invalid config.
   """
   restore = "restore the file that jaxspeed.train wrote, or train again in another --workdir"
   if (loaded := read_json(path, dict[str, Any], restore)) is None:
-    raise UserError(
-      f"{path} is missing: name the folder of a run, the --workdir of a jaxspeed.train."
-    )
+    raise UserError(f"{path} is missing: name the folder of a run, a --workdir of jaxspeed.train.")
   loaded.pop("format", None)  # of an earlier version
   for name in (*fields.SHARED, *_GONE):
     group, _, last = name.rpartition(".")
@@ -53,7 +53,10 @@ def load(path: pathlib.Path) -> ConfigDict:
       del held[last]
     if (old := last.removesuffix("_factor")) in held and last not in held:
       held[last] = held.pop(old)  # factors did not say so in their names
-  return guarded(lambda: checks.checked(loaded), str(path))
+  config = guarded(lambda: checks.checked(loaded), str(path))
+  if added := sorted(fields.SHARED.keys() - dict(leaves(loaded)).keys()):
+    _log.warning("%s is of an earlier version: defaults hold for %s", path, some(added, 5))
+  return config
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

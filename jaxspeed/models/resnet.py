@@ -151,7 +151,7 @@ class ResNet(nn.Module):
   depth: Literal[18, 34, 50, 101] = 50
   """number of layers with weights"""
   classes: int = 1000
-  width: kinds.FirstWidth = 64
+  width: kinds.Width = 64
   """channels after the stem; a small model has depth 18, width 16"""
   zero_init: bool = False
   """starts the last norm of each block at scale 0, so that a block starts as its shortcut"""

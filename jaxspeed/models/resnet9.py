@@ -69,7 +69,7 @@ class ResNet9(nn.Module):
 
   least_side = 8  # of an image, in pixels
   classes: int = 10
-  width: kinds.FirstWidth = 64
+  width: kinds.Width = 64
   """channels of the first layer; the last has 8 times as many"""
   pool_position: PoolPosition = "after_activation"
   """position of the pool after a convolution"""

@@ -116,7 +116,7 @@ def test_a_config_comes_back_from_its_file_with_its_tuples(tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_files_of_earlier_versions_are_read(tmp_path):
+def test_files_of_earlier_versions_are_read(tmp_path, caplog):
   config, path = get_config("cifar10_hlb"), tmp_path / "config.json"
   stored.save(config, path)
   whole, content = checks.checked(config), json.loads(path.read_text())
@@ -128,6 +128,9 @@ def test_files_of_earlier_versions_are_read(tmp_path):
   content |= {"format": 2, "compile_cache": "", "optimizer": optimizer, "eval": evaluation}
   path.write_text(json.dumps(content))
   assert stored.load(path) == whole and whole.optimizer.bias_rate_factor != 1
+  assert (
+    f"{path} is of an earlier version: defaults hold for average.reach, patience" in caplog.text
+  )
   for wrong in (
     {"compile_cache": "theirs"},
     {"eval": evaluation | {"multiple": 16}},
@@ -169,7 +172,7 @@ def test_help_shows_common_fields_with_the_recipes_values_and_all_of_them_when_a
   everything = command("train", "--help=all").stdout
   for name, value in stored.leaves(fields_lib.base()):
     assert name.startswith("given.") or f"\n  --config.{name}={value!r} (" in everything
-  width = "--config.model.width=64 (a whole number from 1 to 1,024): resnet9: channels of the first"
+  width = "--config.model.width=64 (a whole number from 1 to 4,096): resnet9: channels of the first"
   assert width in everything
 
 

@@ -29,7 +29,7 @@ recipe raise Exception('a\n\nline\x1b[2J') => line 38: Exception: a line\x1b[2J.
 recipe return get_config() => RecursionError: maximum recursion depth
 recipe config.epochs = '3' => c.py: config.epochs='3': it must be a number above 0 and up to 100,000.
 recipe config.model = dict(width=8) => c.py: there is no config.model.name: it has no default, so the recipe sets it.
-recipe config.model = dict(name='resnet9', width='8') => config.model.width='8': it must be a whole number from 1 to 1,024.
+recipe config.model = dict(name='resnet9', width='8') => config.model.width='8': it must be a whole number from 1 to 4,096.
 recipe config.seed = 10**5000 => config.seed=a int: it must be a whole number from 0 to
 recipe config.data.path = 'a\0b' => config.data.path='a\x00b': it must be text of one line without control characters
 recipe return {} => c.py: get_config() returned dict: it must return
