@@ -52,6 +52,8 @@ _IN_SHARD = _HEADER | {
 # Files whose times or sizes are compared at the start, in threads: a network disk is slow, but
 # answers many.
 _SAMPLE, _STAT_THREADS = 1_000, 32
+# Bytes of names that are compared at once: of 14 million images all have 0.6 GB.
+_PART = 1 << 24
 Show = Callable[[int, int], None]
 Columns = dict[str, Any]  # of arrays
 
@@ -119,8 +121,10 @@ def _stored(table: Table, path: pathlib.Path) -> Columns:
   """
   (found, _), state = npz.read(path), _state(table)
   for name, now in state.items():
-    before = found.get(name, np.zeros(0))
-    if not (before.dtype == now.dtype and np.array_equal(before.ravel()[: now.size], now.ravel())):
+    before, now = found.pop(name, np.zeros(0)).ravel()[: now.size], now.ravel()
+    parts = [slice(at, at + _PART) for at in range(0, now.size, _PART)]
+    fits = before.dtype == now.dtype and before.size == now.size
+    if not fits or not all(np.array_equal(before[part], now[part]) for part in parts):
       raise ValueError("it was made from other files, or an older state of these")
   columns: Columns = {}
   for name, (dtype, least, most) in (_IN_SHARD if table.keys else _HEADER).items():
