@@ -7,8 +7,7 @@ import re
 import numpy as np
 import pytest
 import tiny_sets
-from image_files import write
-from insects import (
+from image_files import (
   CLASSES,
   as_shards,
   assert_holds,
@@ -16,6 +15,7 @@ from insects import (
   many_files,
   names_of,
   small_files,
+  write,
 )
 
 from jaxspeed.data.disk.sources import class_names_of

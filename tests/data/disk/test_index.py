@@ -10,8 +10,7 @@ import sys
 import numpy as np
 import pytest
 import tiny_sets
-from image_files import write
-from insects import CLASSES, as_shards, assert_holds, encoded, png_header, small_files
+from image_files import CLASSES, as_shards, assert_holds, encoded, png_header, small_files, write
 from PIL import Image
 
 from jaxspeed.data.disk import index

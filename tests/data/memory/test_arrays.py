@@ -9,7 +9,7 @@ import types
 
 import numpy as np
 import pytest
-from array_sets import CIFAR_NAMES, assert_holds, write_tfds
+from tiny_sets import CIFAR_NAMES, assert_holds, write_arrays
 
 from jaxspeed.data.memory.sources import open_arrays
 from jaxspeed.errors import UserError
@@ -61,7 +61,7 @@ def test_a_changed_source_and_a_damaged_cache_are_read_again(archive, opened, tm
 
 
 def test_no_tensorflow_and_no_jax_is_imported(tmp_path):
-  write_tfds(tmp_path / "3.0.2")
+  write_arrays(tmp_path / "3.0.2")
   code = (
     "import sys; from jaxspeed.data.memory.sources import open_arrays\n"
     "open_arrays(name='cifar10', path=sys.argv[1], cache=sys.argv[2], classes=10)\n"
@@ -73,7 +73,7 @@ def test_no_tensorflow_and_no_jax_is_imported(tmp_path):
 
 
 def test_tfds_folders(tmp_path, opened):
-  expected = write_tfds(tmp_path / "cifar10" / "3.0.2")
+  expected = write_arrays(tmp_path / "cifar10" / "3.0.2")
   for path in (tmp_path, tmp_path / "cifar10", tmp_path / "cifar10" / "3.0.2"):
     found = opened(path)
     assert_holds(found, expected)
@@ -83,7 +83,7 @@ def test_tfds_folders(tmp_path, opened):
 
 
 def test_damaged_shards_and_labels_without_a_class_are_named_and_not_stored(tmp_path, opened):
-  write_tfds(tmp_path / "3.0.2", labels=(0, 1, 2, -1))  # TFDS's mark of no label
+  write_arrays(tmp_path / "3.0.2", labels=(0, 1, 2, -1))  # TFDS's mark of no label
   path = tmp_path / "3.0.2" / "cifar10-test.tfrecord-00000-of-00001"
   with pytest.raises(UserError, match="a label of .*3.0.2 is -1"):
     opened(tmp_path / "3.0.2", cache=tmp_path / "other")
@@ -115,7 +115,7 @@ def test_without_a_path_tfds_prepares_the_set_once(tmp_path, opened, builder):
 
   def make(name, file_format):
     asked.append((name, file_format))
-    expected.extend(write_tfds(folder))
+    expected.extend(write_arrays(folder))
     return types.SimpleNamespace(data_dir=str(folder), download_and_prepare=lambda: None)
 
   builder(make)

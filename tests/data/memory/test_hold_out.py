@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 import tiny_sets
-from array_sets import CIFAR_NAMES, numbered, rows, write_npy
+from tiny_sets import CIFAR_NAMES, numbered, rows, write_npy
 
 from jaxspeed.data.memory.arrays import hold_out
 from jaxspeed.errors import UserError

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 import tiny_sets
-from array_sets import assert_holds, write_npy
+from tiny_sets import assert_holds, write_npy
 
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.data.memory.sources import read_npy
