@@ -24,6 +24,7 @@ from fake_jobs import (
   write_run,
 )
 from in_process import command, mistake
+from toy import contents
 
 from jaxspeed.errors import UserError
 from jaxspeed.launch import Local, record, runs, submit
@@ -141,26 +142,22 @@ def change(folder, **values):
   path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def everything(folder):
-  return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("words", [["resume"], ["cancel", "--all"], ["retry", "--failed"]])
 def test_nothing_acts(run, words):
-  before = everything(run)
+  before = contents(run)
   text = mistake("launch", words[0], str(run), *words[1:])
   assert text.startswith(f"{run}/a was submitted by somebody else or changed since: submit the sw")
-  assert everything(run) == before
+  assert contents(run) == before
   # Nor is a command advised that would.
   assert "resume" not in command("launch", "status", str(run)).stdout
 
 
 def test_a_worker_takes_no_job_of_a_stranger(run):
-  before = everything(run)
+  before = contents(run)
   with open(run / ".launch" / "worker.0.lock", "w") as lock:
     work(run, 0, os.dup(lock.fileno()))
-  new = {path.name for path in everything(run)} - {path.name for path in before}
-  assert new <= {"lock", "worker.0.lock", "place.0.lock"}
+  new = contents(run).keys() - before
+  assert new <= {f".launch/{name}" for name in ("lock", "worker.0.lock", "place.0.lock")}
 
 
 def test_a_change_of_what_was_submitted_breaks_the_seal(tmp_path):

@@ -23,7 +23,7 @@ from jaxspeed.cluster.signals import Stopped
 from jaxspeed.config import stored
 from jaxspeed.errors import UserError
 from jaxspeed.records.writer import Records
-from jaxspeed.run import checkpoint, saver, session
+from jaxspeed.run import checkpoint, saver
 from jaxspeed.run import folder as folder_lib
 from jaxspeed.run.evaluation import evaluate
 from jaxspeed.run.folder import look, taken
@@ -323,10 +323,3 @@ def test_what_another_start_wrote_or_holds_stays(tmp_path, monkeypatch):
   with pytest.raises(UserError, match="no"), taken(tmp_path / "a"):
     raise UserError("no")
   assert (tmp_path / "a" / "config.json").exists()
-
-
-def test_what_fails_before_the_first_step_leaves_no_folder_behind(tmp_path, monkeypatch):
-  monkeypatch.setattr(session, "_ready_feed", lambda *_: 1 / 0)
-  with pytest.raises(ZeroDivisionError):
-    train(digits(), str(tmp_path / "runs" / "a"))
-  assert contents(tmp_path) == {"runs": None}
