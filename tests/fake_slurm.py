@@ -114,18 +114,13 @@ class FakeSlurm:
   def write(self, name: str, text: str = "") -> None:
     (self.folder / name).write_text(f"{text}\n" if text else "")
 
-  def calls(self, command: str = "") -> list[str]:
-    """The calls so far, of one command or of all."""
-    lines = (self.folder / "calls").read_text().splitlines()
-    return [line for line in lines if line.startswith(command)]
-
-  def jobs(self) -> list[list[str]]:
-    """Id, state and name of each job."""
-    return [line.split("|") for line in (self.folder / "jobs").read_text().splitlines()]
+  def calls(self) -> list[str]:
+    return (self.folder / "calls").read_text().splitlines()
 
   def set_state(self, id: str, state: str) -> None:
     """Gives a job a state; '' lets Slurm forget it."""
-    rows = [[id, state, row[2]] if row[0] == id else row for row in self.jobs()]
+    rows = [line.split("|") for line in (self.folder / "jobs").read_text().splitlines()]
+    rows = [[id, state, row[2]] if row[0] == id else row for row in rows]
     self.write("jobs", "\n".join("|".join(row) for row in rows if row[1]))
 
   def run(

@@ -10,14 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from faulty_runs import (
-  START,
-  WITHIN,
-  Lab,
-  came_to,
-  resumed_from,
-  sentence,
-)
+from faulty_runs import START, WITHIN, Lab, came_to, resumed_from, sentence
 from local_cluster import wait_until
 
 from jaxspeed.errors import DONE, MISTAKE

@@ -94,9 +94,7 @@ class FaultyRun:
     return processes(*fixed, *flags, count=count, **how)
 
   def saved(self) -> int:
-    """The step of the newest checkpoint; 0 without one."""
-    names = [p.parent.name for p in self.workdir.glob(f"checkpoints/*/{MANIFEST}")]
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return newest_in(self.workdir)
 
   def is_saving(self) -> bool:
     return any(self.workdir.glob("checkpoints/.part-*"))
@@ -137,6 +135,12 @@ class FaultyRun:
     mine, other = self.finished(), self.lab.undisturbed(self.feed, count, devices)
     assert mine.rows == other.rows
     assert len(mine.arrays) > 20 and mine.arrays == other.arrays
+
+
+def newest_in(workdir: pathlib.Path) -> int:
+  """The step of the newest checkpoint; 0 without one."""
+  names = [path.parent.name for path in workdir.glob(f"checkpoints/*/{MANIFEST}")]
+  return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def arrays_of(path: pathlib.Path) -> dict[str, bytes]:

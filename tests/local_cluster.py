@@ -142,12 +142,7 @@ def processes(
 ) -> Iterator[Processes]:
   """`jaxspeed.train` `count` times, with the flags by which they find each other.
 
-  Args:
-    arguments: of each process.
-    count: processes; one alone gets no such flags.
-    devices: CPU devices of each process.
-    hosts: process i runs on host i modulo their number; none: on the loopback.
-    variables: added to the environment.
+  One alone gets no such flags. Process i runs on host i modulo their number, or on the loopback.
   """
   address = hosts[0].address if hosts else "127.0.0.1"
   coordinator = f"{address}:{free_port()}"
@@ -169,17 +164,11 @@ def processes(
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-  """A network namespace that passes for a host.
+  """A network namespace that passes for a host."""
 
-  Attributes:
-    name: its hostname, and its namespace's.
-    address: in the network that it shares with the other host.
-    prefix: of a command that is to run on it.
-  """
-
-  name: str
-  address: str
-  prefix: tuple[str, ...]
+  name: str  # its hostname, and its namespace's
+  address: str  # in the network that it shares with the other host
+  prefix: tuple[str, ...]  # of a command that is to run on it
 
   def cable(self, state: str) -> None:
     """Pulls ("down") or plugs ("up") its end of the cable."""
@@ -229,11 +218,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 
 
 class Slurm:
-  """A cluster of two nodes on this machine.
-
-  Args:
-    folder: of scripts/slurm_local.sh, which is up.
-  """
+  """A cluster of two nodes on this machine, from the folder of scripts/slurm_local.sh."""
 
   def __init__(self, folder: pathlib.Path) -> None:
     self.variables = environment() | {"SLURM_CONF": str(folder / "slurm.conf")}

@@ -21,17 +21,10 @@ LANES = [(feed, count) for feed in ("resident", "stream") for count in (1, 2)]
 
 @dataclasses.dataclass
 class Kills:
-  """What became of a job that was killed again and again.
+  """What became of a job that was killed again and again."""
 
-  Attributes:
-    moments: how many kills fell into which part of a start.
-    ages: seconds from the last checkpoint, or the beginning of training, to each kill in training.
-    runs: how many runs were needed.
-  """
-
-  moments: dict[str, int]
-  ages: list[float]
-  runs: int
+  moments: dict[str, int]  # how many kills fell into which part of a start
+  ages: list[float]  # seconds from the last save, or the first step, to each kill in training
 
 
 def kill_often(lab: Lab, feed: str, count: int, kills: int, seed: int) -> Kills:
@@ -43,15 +36,13 @@ def kill_often(lab: Lab, feed: str, count: int, kills: int, seed: int) -> Kills:
   """
   rng = random.Random(f"{seed}-{feed}-{count}")
   undisturbed = lab.undisturbed(feed, count)
-  result = Kills({"start": 0, "training": 0, "saving": 0}, [], 0)
+  result = Kills({"start": 0, "training": 0, "saving": 0}, [])
   run, start_seconds = lab.new_run(feed), 10.0
   expected = 0  # the step from which the next start has to go on
-  result.runs = 1
   while kills:
     if run.is_done() or expected > 0.9 * STEPS[feed]:
       _finish_after_kills(run, count, expected, undisturbed)
       run, expected = lab.new_run(feed), 0
-      result.runs += 1
     with run.started(count) as group:
       begun = time.monotonic()
       moment = rng.choice(("start", "training", "save"))

@@ -4,7 +4,6 @@ Every job must end with the bits of one that nothing happened to. `--junitxml` k
 were seen; those of results/launch.md came that way.
 """
 
-import hashlib
 import os
 import pathlib
 import re
@@ -13,12 +12,13 @@ import signal
 import subprocess
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-from faulty_runs import arrays_of
+from faulty_runs import arrays_of, newest_in
 from local_cluster import Slurm as Cluster
 from local_cluster import local_slurm, trainers, wait_until
+from tiny_sets import write_npy
 
+from jaxspeed.data.memory.sources import open_arrays
 from jaxspeed.launch import Run, Slurm
 from jaxspeed.launch.state import ENDED, JobStatus
 
@@ -79,36 +79,14 @@ class Disturbed:
       assert found[job].startswith(state), f"{what}: {job} is {found[job]}, not {state}"
 
   def wait_for_save(self, *names: str) -> None:
-    before = {name: saved(self.run.folder / name) for name in names}
-    wait_until(
-      lambda: all(saved(self.run.folder / name) > before[name] for name in names), 300, f"{names}"
-    )
+    folders = [self.run.folder / name for name in names]
+    before = {folder: newest_in(folder) for folder in folders}
+    wait_until(lambda: all(newest_in(f) > before[f] for f in folders), 300, f"{names}")
 
 
-def saved(folder: pathlib.Path) -> int:
-  """The step of a job's newest checkpoint."""
-  names = (path.name for path in folder.glob("checkpoints/*"))
-  return max((int(name) for name in names if name.isdecimal()), default=0)
-
-
-def bits(folder: pathlib.Path) -> str:
-  """A hash of all arrays of a run's last checkpoint."""
-  digest = hashlib.sha256()
-  for name, content in sorted(arrays_of(folder / "checkpoints" / str(saved(folder))).items()):
-    digest.update(name.encode() + content)
-  return digest.hexdigest()
-
-
-def make_data(folder: pathlib.Path) -> pathlib.Path:
-  """The digits as arrays of one's own."""
-  from sklearn.datasets import load_digits
-
-  digits = load_digits()
-  folder.mkdir(parents=True)
-  images = np.repeat((digits.images * 15.9375).astype(np.uint8)[..., None], 3, axis=-1)
-  np.save(folder / "images.npy", images)
-  np.save(folder / "labels.npy", digits.target)
-  return folder
+def bits(folder: pathlib.Path) -> dict[str, bytes]:
+  """All arrays of a run's last checkpoint."""
+  return arrays_of(folder / "checkpoints" / str(newest_in(folder)))
 
 
 def answers() -> bool:
@@ -117,18 +95,13 @@ def answers() -> bool:
 
 def wait_for_all(run: Run) -> set[str]:
   """The states in which the jobs have ended."""
-  states = [""]
-
-  def ended() -> bool:
-    states[:] = [status.state for status in run.status()]
-    return all(state in ENDED for state in states)
-
-  wait_until(ended, 900, "the end of all jobs")
-  return {*states}
+  wait_until(lambda: all(each.state in ENDED for each in run.status()), 900, "the end of all jobs")
+  return {status.state for status in run.status()}
 
 
 def test_a_disturbed_sweep_on_slurm_ends_with_the_same_bits(cluster, tmp_path, record_property):
-  data = make_data(tmp_path / "digits")
+  digits = open_arrays(name="digits", path="", cache="", classes=10)
+  data = write_npy(tmp_path / "digits", digits.train_images, digits.train_labels)
   undisturbed = six("undisturbed", tmp_path, data)
   undisturbed.start()
   assert wait_for_all(undisturbed) == {"done"}, undisturbed.status()

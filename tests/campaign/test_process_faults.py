@@ -4,8 +4,6 @@
 """
 
 import contextlib
-import dataclasses
-import pathlib
 import signal
 import time
 
@@ -14,6 +12,7 @@ import faulty_runs
 import pytest
 from faulty_runs import START, WITHIN, Lab, came_to, resumed_from, sentence, sentence_of_loss
 from local_cluster import two_hosts
+from toy import contents
 
 from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, MISTAKE, REQUEUE, SUPERSEDED
 
@@ -63,17 +62,6 @@ def test_a_signal_to_any_process_saves_the_same_step_in_all(lab, record_property
 )
 def test_a_disk_that_takes_nothing(lab, record_property, count, fault, on_error):
   record_property("seen", faulty_disks.break_disk(lab, count, fault, on_error))
-
-
-def test_one_bit_is_a_difference(lab):
-  finished = lab.undisturbed("resident", 1)
-  name, content = next(iter(finished.arrays.items()))
-  changed = bytes([content[0] ^ 1]) + content[1:]
-  assert dataclasses.replace(finished, arrays=finished.arrays | {name: changed}) != finished
-
-
-def contents(folder: pathlib.Path) -> dict[str, bytes]:
-  return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_an_older_start_wakes_up(lab, record_property):

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from faulty_runs import newest_in
 from local_cluster import Slurm, local_slurm, trainers, wait_until
 
 from jaxspeed.errors import MISTAKE
@@ -58,9 +59,7 @@ class Run:
     return self.field("JobState") not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
 
   def saved(self) -> int:
-    """The step of the newest checkpoint."""
-    names = (p.name for p in self.workdir.glob("checkpoints/*"))
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return newest_in(self.workdir)
 
   def tasks(self) -> list[int]:
     """Process numbers of the trainers, in the order of their ranks."""

@@ -19,8 +19,6 @@ from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.run import checkpoint, session
 
-STEPS = 18
-
 
 def rows_of(folder):
   rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -138,7 +136,7 @@ def test_signals_are_noted_while_the_block_lasts(capfd, monkeypatch):
 
 
 def started(code):
-  """A process that runs `code` behind the imports it needs, and prints a line when it is ready."""
+  """A process that runs `code` behind the imports it needs."""
   imports = "import os, signal, sys, time\nfrom jaxspeed.cluster import signals, watchdog\n"
   return subprocess.Popen(
     [sys.executable, "-c", imports + textwrap.dedent(code)],
