@@ -80,9 +80,7 @@ def write_job(
   if metrics:
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics))
   if isinstance(result, Mapping) and "seed" in added.overrides:
-    first = added.overrides["seed"]
-    several = [{**row, "seed": first + row["seed"]} for row in result.get("runs", [])]
-    result = {**result, "seed": first} | ({"runs": several} if several else {})
+    result = {**result, "seed": added.overrides["seed"]}
   if result is not None:
     text = result if isinstance(result, str) else json.dumps(result)
     (folder / "result.json").write_text(text)

@@ -1,7 +1,6 @@
 """Signals at any moment of a run, and a watchdog over one that stands still."""
 
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -17,12 +16,13 @@ from jaxspeed.cluster.signals import RunAction, Stopped, catch_signals
 from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER, REQUEUE
 from jaxspeed.feeds import resident
 from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.records.writer import read_metrics
 from jaxspeed.run import checkpoint, session
 
 
 def rows_of(folder):
-  rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-  return [(row["step"], row["train_loss"], row["eval_loss"], row["eval_top1"]) for row in rows]
+  kept = ("step", "train_loss", "eval_loss", "eval_top1")
+  return [tuple(row[name] for name in kept) for row in read_metrics(folder)]
 
 
 @pytest.fixture(scope="module")

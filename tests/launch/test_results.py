@@ -1,7 +1,5 @@
 """Results of a run: one row a job, mean and interval over seeds."""
 
-import statistics
-
 import pytest
 from fake_jobs import result_of, seconds, write_job
 
@@ -9,26 +7,21 @@ from jaxspeed.launch.results import groups_of, results_of, results_table
 from jaxspeed.records.statistics import interval, p_value_of_at_most
 
 
-def several_of(values, **more):
-  """The result of a job of several runs."""
-  runs = [
-    {"seed": i, "top1": value, "top5": 0.99, "seconds": seconds()} for i, value in enumerate(values)
-  ]
-  figures = {"n": len(values), "mean": statistics.fmean(values), "sd": 0.1, "ci95": 0.1}
-  figures |= {"target": 0.94, "p_value": 0.1, "reached": 1, "seconds_min": seconds()}
-  return result_of(statistics.fmean(values)) | figures | {"runs": runs} | more
-
-
 def test_a_row_of_a_finished_job(tmp_path):
   cost = {"dawn": 4.0, "process": 5.0}
   result = result_of(0.951, seconds=seconds(train=31.5, to_target=None), cost_usd=cost)
   facts = write_job(tmp_path, "a", result=result, overrides={"schedule.peak": 2.0, "seed": 3})
-  several = write_job(tmp_path, "c", result=several_of([0.93, 0.95, 0.97]), overrides={"runs": 3})
+  figures = {"n": 3, "mean": 0.95, "sd": 0.1, "ci95": 0.1, "target": 0.94, "p_value": 0.1}
+  figures |= {"reached": 1, "seconds_min": seconds()}
+  values = [0.93, 0.95, 0.97]
+  runs = [{"seed": i, "top1": v, "top5": 0.99, "seconds": seconds()} for i, v in enumerate(values)]
+  result = result_of(0.95, runs=runs, **figures)
+  several = write_job(tmp_path, "c", result=result, overrides={"runs": 3})
   row, other = results_of([several, facts, write_job(tmp_path, "b")], "train")[::-1]
   assert (row["name"], row["overrides"], row["metric"]) == ("a", {"schedule.peak": 2.0}, "top1")
   assert (row["values"], row["top5"], row["target"]) == ([0.951], 0.99, 0.94)
   assert (row["train"], row["to_target"], row["cost"]) == (31.5, None, 4.0)
-  assert other["values"] == [0.93, 0.95, 0.97] and other["top1"] == pytest.approx(0.95)
+  assert other["values"] == values and other["top1"] == pytest.approx(0.95)
 
 
 def test_mean_and_interval_over_seeds(tmp_path):

@@ -66,34 +66,19 @@ def test_fields_of_all_jobs_refuse_own_fields(make):
     make("").override({"epochs": 4.0})
 
 
-@pytest.mark.parametrize(
-  "values, message",
-  [
-    ({"executor": "slurm"}, "executor='slurm': give Local(...), Slurm(...) or Sky(...)."),
-    ({"root": ""}, "root='' is no local folder: name one that all jobs' machines share."),
-    ({"root": 3}, "root=3: it must be the path of a"),
-  ],
-)
-def test_values_of_a_run_that_are_refused(tmp_path, values, message):
-  given = {"name": "run", "executor": Local(gpus=0), "root": tmp_path} | values
-  with pytest.raises(UserError) as error:
-    Run(given.pop("name"), **given)
-  assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-  "arguments, values, message",
-  [
-    (("a.py",), {"executor": Slurm()}, "executor=Slurm("),
-    (("a.py",), {"name": "a b"}, "the name 'a b' of a job is no folder's name"),
-    (("b.py",), {"name": "A"}, "two jobs of the run run have the name A: give each its own"),
-  ],
-)
-def test_values_of_a_job_that_are_refused(make, arguments, values, message):
+def test_values_of_a_run_or_a_job_that_are_refused(make, tmp_path):
   run = make("a")
-  with pytest.raises(UserError) as error:
-    run.job(*arguments, **values)
-  assert str(error.value).startswith(message)
+  for call, values, message in (
+    (Run, {"executor": "slurm"}, r"executor='slurm': give Local\(...\), Slurm\(...\) or Sky"),
+    (Run, {"root": ""}, "root='' is no local folder: name one that all jobs' machines share."),
+    (Run, {"root": 3}, "root=3: it must be the path of a"),
+    (run.job, {"executor": Slurm()}, r"executor=Slurm\("),
+    (run.job, {"name": "a b"}, "the name 'a b' of a job is no folder's name"),
+    (run.job, {"name": "A"}, "two jobs of the run run have the name A: give each its own"),
+  ):
+    fixed = {"executor": Local(gpus=0), "root": tmp_path} if call is Run else {}
+    with pytest.raises(UserError, match=f"^{message}"):
+      call("a.py", **fixed | values)
   run.check()
 
 

@@ -85,16 +85,9 @@ def test_what_is_not_there_is_a_sentence(cloud, job, monkeypatch):
 
 
 def test_a_task_has_what_the_fields_say(job, mounts, tmp_path):
-  sky = Sky(
-    accelerators="H100:8",
-    nodes=16,
-    infra="gcp/us-central1",
-    use_spot=True,
-    resources={"disk_size": 100},
-    mounts=mounts | {"/data": "s3://imagenet", "/disk": "team-disk"},
-    setup=("pip install -e .[cuda13]", "nvidia-smi"),
-    env={"A": "b: #"},
-  )
+  mounted = mounts | {"/data": "s3://imagenet", "/disk": "team-disk"}
+  more = {"use_spot": True, "resources": {"disk_size": 100}, "env": {"A": "b: #"}}
+  sky = Sky(**FIELDS["gpu"] | more | {"mounts": mounted})
   made = job().job
   task, (root,) = sky.task(made, "t0ken"), mounts
   assert (task["name"], task["num_nodes"]) == ("jaxspeed-lr-1-t0ken", 16)

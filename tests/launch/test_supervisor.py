@@ -23,10 +23,8 @@ ENDS = [
   # The first to leave ends the others.
   ((85, 143), 143, ("requeued", 85, SAVED)),
   ((75, 85), 85, ("requeued", 85, SAVED)),
-  ((85, 0), 85, ("requeued", 85, SAVED)),
   ((75,), 75, ("requeued", 75, LOST)),
   ((75, 137), 137, ("requeued", 137, "task 1: killed by signal 9")),
-  ((139,), 139, ("requeued", 139, "killed by signal 11")),
   # srun ended the tasks because another one had ended.
   ((75, 143), 143, ("requeued", 75, LOST)),
   ((143,), 143, ("requeued", 143, LOST)),

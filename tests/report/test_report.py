@@ -241,8 +241,6 @@ def test_the_place_of_a_report_is_checked_before_the_runs_are_read(tmp_path):
   assert "name the folder of a run" in mistake("report", out)
   assert "is no folder" in mistake("report", str(tmp_path / "none"), out)
   assert "holds no run" in mistake("report", str(tmp_path), out)
-  (write_run(tmp_path / "a") / "result.json").write_text("{}")
-  assert "result.json" in mistake("report", str(tmp_path / "a"), out)
   assert not (tmp_path / "r.html").exists()
   assert "range [1.0, 86400.0]" in mistake("report", str(tmp_path), "--watch=0.5")
 

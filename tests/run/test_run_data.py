@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_sets import write_npy
 from toy import digits
 
 from jaxspeed.data.memory.arrays import Arrays
@@ -19,14 +20,11 @@ from jaxspeed.run.restore import load_config
 from jaxspeed.run.session import train
 
 
-def write_arrays(folder, count=200, classes=3, size=12):
-  folder.mkdir()
-  labels = np.arange(count) % classes
-  noise = np.random.default_rng(0).integers(0, 60, (count, size, size, 3))
+def write_arrays(folder, classes=3, size=12):
+  labels = np.arange(200) % classes
+  noise = np.random.default_rng(0).integers(0, 60, (200, size, size, 3))
   images = np.clip(80 * labels[:, None, None, None] + noise, 0, 255).astype(np.uint8)
-  np.save(folder / "images.npy", images)
-  np.save(folder / "labels.npy", labels)
-  return folder
+  return write_npy(folder, images, labels)
 
 
 def test_a_run_goes_on_with_its_own_images_only(finished, tmp_path, monkeypatch):
