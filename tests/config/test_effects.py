@@ -55,7 +55,7 @@ quickstart | data.hold_out=0.2 | evaluation images of its own | tune_on=validati
 quickstart | augment.cutmix=3 | set --config.augment.cutmix_epochs too |
 quickstart | whitening.images=9 model.whiten=False | set --config.model.whiten too | model.whiten=True
 finetune | optimizer.layer_decay=0.7 optimizer.name=muon | not for config.optimizer.name=muon |
-quickstart | schedule.start=0.5 schedule.warmup=0.0 | set a warm-up too |
+quickstart | schedule.start=0.5 schedule.warmup=0.0 | set a warm-up |
 cifar10 | schedule.final=0.1 schedule.name=step | for config.schedule.name=linear or cosine |
 cifar10 | average.decay=0.9 | not for config.average.kind=none | average.kind=ema
 cifar10_resnet9:baseline | model.celu_alpha=0.1 | for config.model.activation=celu |
