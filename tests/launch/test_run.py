@@ -71,6 +71,7 @@ def test_values_of_a_run_or_a_job_that_are_refused(make, tmp_path):
   for call, values, message in (
     (Run, {"executor": "slurm"}, r"executor='slurm': give Local\(...\), Slurm\(...\) or Sky"),
     (Run, {"root": ""}, "root='' is no local folder: name one that all jobs' machines share."),
+    (Run, {"root": "gs://b"}, "root='gs://b' is no local folder"),
     (Run, {"root": 3}, "root=3: it must be the path of a"),
     (run.job, {"executor": Slurm()}, r"executor=Slurm\("),
     (run.job, {"name": "a b"}, "the name 'a b' of a job is no folder's name"),

@@ -153,7 +153,9 @@ def refuse(*_):
 def test_cancellation(make, fake, root, monkeypatch):
   make().start()
   finish(root / "run" / "a")
-  run = Run.load(root / "run")
+  monkeypatch.chdir(root)
+  run = Run.load("run")
+  assert (run.name, run.root, run.executor) == ("run", root, fake())
   fake.asked.clear()
   with monkeypatch.context() as patch, pytest.raises(UserError, match="did not cancel"):
     patch.setattr(fake, "cancel", refuse)
