@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import flax.serialization
 import jax
 import numpy as np
+import pydantic
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import FolderLock
@@ -37,6 +38,16 @@ _PART = ".part-"
 _log = logging.getLogger("jaxspeed")
 
 
+class _Manifest(pydantic.BaseModel):
+  """What the manifest of a checkpoint says; of each array its shape and checksum."""
+
+  step: int
+  clock: dict[str, float]
+  images: str
+  arrays: dict[str, tuple[list[int], int]]
+  crc32: int
+
+
 def _crc_of(manifest: dict[str, Any]) -> int:
   return zlib.crc32(dump_json(manifest, sort_keys=True).encode())
 
@@ -48,12 +59,12 @@ def load_manifest(path: pathlib.Path) -> dict[str, Any]:
     ValueError: it is missing, damaged or of another step than the folder.
   """
   try:
-    found = parse_json(read_bytes(path / MANIFEST), dict[str, Any])
+    found = parse_json(read_bytes(path / MANIFEST), _Manifest)
   except FileNotFoundError:
     raise ValueError("there is no finished checkpoint") from None
   except ValueError as error:
     raise ValueError(f"its {MANIFEST} cannot be used ({error})") from None
-  if found.pop("crc32", None) != _crc_of(found) or path.name != str(found["step"]):
+  if found.pop("crc32") != _crc_of(found) or path.name != str(found["step"]):
     raise ValueError(f"its {MANIFEST} has changed, or is of another step")
   return found
 

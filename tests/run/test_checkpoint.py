@@ -175,6 +175,7 @@ DAMAGES = {
   "its array .* has changed": of_another_checkpoint,
   "manifest.json has changed, or is of another": lambda f: edit(f, step=3),
   "manifest.json has changed": lambda f: edit(f, sealed=False, clock={}),
+  "manifest.json cannot be used \\(clock.train": lambda f: edit(f, clock={"train": "a"}),
   "it is no regular file": manifest_as(os.mkfifo),
   "Is a directory|no regular file": manifest_as(os.mkdir),
   "it is no JSON": lambda f: (f / MANIFEST).write_text('{"step": 2, "fi'),
