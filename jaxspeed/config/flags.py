@@ -152,7 +152,7 @@ def run(
 def finish(function: Callable[[], None], *, output_is_result: bool = True) -> None:
   """Calls a function as `run` calls a command, and exits with a code unless that is DONE."""
   output.guard()
-  code = DONE
+  code: int | str = DONE
   try:
     function()
   except UserError as error:
@@ -161,7 +161,7 @@ def finish(function: Callable[[], None], *, output_is_result: bool = True) -> No
     output.say(error)
     code = MISTAKE
   except SystemExit as ended:
-    code = int(ended.code or DONE)
+    code = ended.code or DONE
   except (KeyboardInterrupt, Exception) as error:
     # In an import, jaxlib makes an ImportError of a KeyboardInterrupt.
     if "KeyboardInterrupt\n" in traceback.format_exception(error):

@@ -177,11 +177,6 @@ class Run(SubmittedRun):
     """
     overrides = to_plain(overrides or {})
     executor = self.executor if executor is None else _checked(executor)
-    if executor.kind != self.executor.kind:
-      raise UserError(
-        f"executor={shown(executor)}: {self.executor.kind} runs the jobs of this run: make another "
-        "run for those of another scheduler."
-      )
     name = job_name(recipe, overrides) if name is None else runs.check_name("job", name)
     # Some file systems do not tell upper from lower case.
     if any(planned.name.lower() == name.lower() for planned in self._planned):

@@ -71,6 +71,10 @@ def start(folder: pathlib.Path, jobs: Sequence[tuple[Planned, ConfigDict]]) -> I
         job, line = _updated(facts, job, job.name in lost, ended)
         lines += [line] * bool(line)
       records[job.name] = job
+    # The scheduler of one is asked about all.
+    kinds = sorted({str(job.executor.get("kind")) for job in records.values()})
+    if len(kinds) > 1:
+      raise UserError(f"{folder} would have jobs of {some(kinds, 3)}: make a run for each of them.")
     order = dict.fromkeys([*(job.name for job in made), *records])
     record.write_jobs(folder, [records[name] for name in order])
     wanted = record.read_jobs(folder, [job.name for job in made])

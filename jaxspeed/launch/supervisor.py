@@ -250,10 +250,12 @@ def sbatch(arguments: Sequence[str]) -> int:
   if not workdirs or not workdirs[-1]:
     # A finished run is known by its result.json, so the folder must be known here.
     raise UserError("--workdir=DIR is missing behind the name of train.sbatch.")
-  most = int(os.environ.get("MAX_RESTARTS", "20"))
+  most = os.environ.get("MAX_RESTARTS", "20")
+  if not most.isdecimal():
+    raise UserError(f"MAX_RESTARTS={most}: it must be a whole number.")
   folder = pathlib.Path(os.path.abspath(os.path.expanduser(workdirs[-1])))
   token = f"by-hand-{os.environ['SLURM_JOB_ID']}"
-  return slurm(folder, "-", token, most, arguments)
+  return slurm(folder, "-", token, int(most), arguments)
 
 
 def sky(job: Job, token: str, executor: Executor) -> int:

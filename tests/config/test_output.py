@@ -24,6 +24,7 @@ def main(arguments):
   if name == "mistake": raise UserError("a mistake\\x1b[2J with\\nlines.")
   if name == "fault": raise KeyError("unforeseen")
   if name == "interrupt": raise KeyboardInterrupt
+  if name == "leave": sys.exit("enough of this")
 flags.run(main, output_is_result=needed)
 """
 FULL = "jaxspeed: standard output could not be written (No space left on device)"
@@ -78,6 +79,7 @@ UNFORESEEN = "jaxspeed: an unexpected error ended this command, KeyError ('unfor
     ("mistake", MISTAKE, r"jaxspeed: a mistake\x1b[2J with\nlines."),
     ("fault", FAULT, UNFORESEEN + ": the traceback is in {path}."),
     ("interrupt", INTERRUPTED, "jaxspeed: stopped by Ctrl-C."),
+    ("leave", 1, "enough of this"),
   ],
 )
 def test_an_end_is_one_line_without_control_characters(name, code, sentence, tmp_path):

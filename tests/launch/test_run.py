@@ -7,7 +7,7 @@ from commands import ROOT
 from fake_jobs import QUICKSTART, facts_of
 
 from jaxspeed.errors import UserError
-from jaxspeed.launch import Local, Run, Sky, Slurm, check, grid
+from jaxspeed.launch import Local, Run, Sky, check, grid
 from jaxspeed.launch.runs import NAME, check_name
 from jaxspeed.launch.sweep import job_name
 
@@ -73,7 +73,6 @@ def test_values_of_a_run_or_a_job_that_are_refused(make, tmp_path):
     (Run, {"root": ""}, "root='' is no local folder: name one that all jobs' machines share."),
     (Run, {"root": "gs://b"}, "root='gs://b' is no local folder"),
     (Run, {"root": 3}, "root=3: it must be the path of a"),
-    (run.job, {"executor": Slurm()}, r"executor=Slurm\("),
     (run.job, {"name": "a b"}, "the name 'a b' of a job is no folder's name"),
     (run.job, {"name": "A"}, "two jobs of the run run have the name A: give each its own"),
   ):

@@ -7,7 +7,7 @@ from fake_jobs import QUICKSTART, event, facts_of, lock_elsewhere, result_of, wr
 from toy import contents
 
 from jaxspeed.errors import UserError
-from jaxspeed.launch import Run, record, runs
+from jaxspeed.launch import Local, Run, record, runs
 from jaxspeed.launch.executor import Found
 
 
@@ -115,6 +115,15 @@ def test_another_config_below_the_same_name_is_refused(make, root):
     "job, or the run, a name of its own."
   )
   assert contents(root) == before
+
+
+def test_jobs_of_another_executor_are_refused(make, root):
+  make("a").start()
+  other = Run("run", executor=Local(gpus=0), root=root)
+  other.job(QUICKSTART, {"batch_size": 96}, name="b")
+  with pytest.raises(UserError, match="would have jobs of fake, local: make a run for each"):
+    other.start()
+  assert [facts.job.name for facts in record.read_jobs(root / "run")] == ["a"]
 
 
 def test_a_new_command_is_for_jobs_that_have_ended(make, fake, root, capsys):

@@ -211,6 +211,7 @@ def test_the_script_for_everyone(slurm, tmp_path):
   [
     (["--workdir=w"], {"SLURM_JOB_ID": None}, "train.sbatch is a batch script: sbatch train.sbat"),
     (["--config=a.py"], {}, "--workdir=DIR is missing behind the name of train.sbatch."),
+    (["--workdir=w"], {"MAX_RESTARTS": "many"}, "MAX_RESTARTS=many: it must be a whole number."),
   ],
 )
 def test_mistakes_in_the_use_of_the_script_for_everyone(slurm, words, variables, message):

@@ -95,9 +95,13 @@ def _decode_with_pillow(encoded: bytes, box: np.ndarray) -> UInt8[np.ndarray, "h
   y, x, height, width = box.tolist()
   try:
     with pixels.open_image(io.BytesIO(encoded)) as image:
-      return np.asarray(pixels.as_shown(image).crop((x, y, x + width, y + height)))
+      whole = np.asarray(pixels.as_shown(image))
   except Exception as error:  # Pillow raises almost anything
     raise ValueError(pixels.reason_of(error)) from error
+  part = whole[y : y + height, x : x + width]
+  if part.shape[:2] != (height, width):
+    raise ValueError("it is smaller than when it was indexed")
+  return part
 
 
 def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any:

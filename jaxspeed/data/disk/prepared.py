@@ -15,6 +15,7 @@ from typing import Literal
 
 import pydantic
 
+from jaxspeed.data.formats.npz import make_folder
 from jaxspeed.data.table import Names
 from jaxspeed.errors import UserError
 from jaxspeed.files import dump_json, read_json, write_atomically
@@ -77,7 +78,7 @@ def write_prepared(folder: pathlib.Path, made: Prepared) -> None:
     OSError: it cannot be written.
   """
   path = _file_of(folder)
-  path.parent.mkdir(parents=True, exist_ok=True)
+  make_folder(path.parent)
   write_atomically(path, dump_json(dataclasses.asdict(made)), sync=False)
 
 

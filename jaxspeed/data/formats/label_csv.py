@@ -53,9 +53,11 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Table:
   columns, lines, others = _read(path, tuple(_COLUMNS))
   files, labels = [*map(os.path.normpath, columns["file"])], columns["label"]
   order = sorted(range(len(files)), key=files.__getitem__)
-  if len(set(files)) < len(files):
-    pairs = itertools.pairwise(order)
-    one, other = next((one, other) for one, other in pairs if files[one] == files[other])
+  # A name may also be the whole path of a file below the list's folder.
+  places = [name.removeprefix(f"{path.parent}{os.sep}") for name in files]
+  if len(set(places)) < len(places):
+    pairs = itertools.pairwise(sorted(range(len(places)), key=places.__getitem__))
+    one, other = next((one, other) for one, other in pairs if places[one] == places[other])
     raise UserError(
       f"{path}, lines {lines[one]} and {lines[other]}, both name {_quoted(files[one])}: list each "
       "image once, with one label and in one split."

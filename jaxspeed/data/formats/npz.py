@@ -4,6 +4,7 @@ A file appears whole or not at all, and never changes afterwards. The zip format
 each array.
 """
 
+import errno
 import logging
 import os
 import pathlib
@@ -27,6 +28,17 @@ def entry_of(cache: pathlib.Path, name: str, path: pathlib.Path) -> pathlib.Path
   return cache / f"{name}-{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.npz"
 
 
+def make_folder(path: pathlib.Path) -> None:
+  """Make a folder beside what may be a stranger's files.
+
+  Raises:
+    OSError: it cannot be made, or is a link, which would lead elsewhere.
+  """
+  path.mkdir(parents=True, exist_ok=True)
+  if path.is_symlink():
+    raise OSError(errno.ELOOP, "it is a link", os.fspath(path))
+
+
 def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
   """Write a file, replacing an older one.
 
@@ -34,7 +46,7 @@ def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: Mapping[s
     OSError: it cannot be written.
   """
   facts = np.frombuffer(dump_json(dict(about)).encode(), np.uint8)
-  path.parent.mkdir(parents=True, exist_ok=True)
+  make_folder(path.parent)
   with new_file(path) as file:
     members: dict[str, Any] = {**arrays, _ABOUT: facts}
     np.savez(file, **members)
@@ -61,6 +73,8 @@ def read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """
   try:
     with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
+      if sum(each.file_size for each in found.zip.infolist()) > path.stat().st_size:
+        raise ValueError("it is compressed, which jaxspeed does not do")
       arrays = {name: found[name] for name in found.files}
     return arrays, parse_json(arrays.pop(_ABOUT).tobytes())  # no `kind`: pydantic refuses odd names
   except Exception as error:  # damaged archives raise almost anything

@@ -132,13 +132,13 @@ def as_shown(image: Image.Image) -> Image.Image:
 
 
 def decode(encoded: bytes | memoryview) -> UInt8[np.ndarray, "h w 3"]:
-  """Return the pixels of an image before the turn that `header_of` gives.
+  """Return the pixels of an image as it is shown.
 
   Raises:
     Exception: as in `open_image` and `load`.
   """
   with open_image(io.BytesIO(encoded)) as image:
-    return np.asarray(load(image).convert("RGB"))
+    return np.asarray(as_shown(image))
 
 
 def reason_of(error: Exception) -> str:

@@ -14,7 +14,7 @@ from image_files import CLASSES, as_shards, assert_holds, encoded, png_header, s
 from PIL import Image
 
 from jaxspeed.data.disk import index
-from jaxspeed.data.formats import npz
+from jaxspeed.data.formats import npz, pixels
 from jaxspeed.data.prepare.writing import write_index
 from jaxspeed.errors import UserError
 
@@ -56,6 +56,7 @@ def test_sizes_are_those_that_are_shown_not_those_that_are_stored(tmp_path, open
   content = encoded(40, 50, kind, exif=exif)
   images = opened(write(tmp_path / "set", {"train/ant/1.jpg": content, "val/ant/1.jpg": content}))
   assert (images.train.width.tolist(), images.train.height.tolist()) == ([50], [40])
+  assert pixels.decode(content).shape == (40, 50, 3)
   # Of TIFF, Pillow turns the pixels itself.
   assert images.train.orientation.tolist() == [1 if kind == "TIFF" else 6]
 
@@ -252,6 +253,15 @@ def test_images_edited_in_place_are_scanned_again(tmp_path, opened, scans):
   opened(root, tune=True)
   assert len(scans) == 1
   assert opened(root).eval.width.tolist() == [15, 77, 17] and scans == [11, 11]
+
+
+def test_an_index_is_not_written_through_a_link(tmp_path):
+  root = write(tmp_path / "set", small_files())
+  (tmp_path / "theirs").mkdir()
+  (root / ".jaxspeed").symlink_to(tmp_path / "theirs")
+  with pytest.raises(UserError, match=r"images.npz cannot be written \(it is a link"):
+    write_index(root)
+  assert not list((tmp_path / "theirs").iterdir())
 
 
 def test_folders_that_cannot_be_written(tmp_path, opened, caplog):

@@ -61,6 +61,13 @@ def test_pickled_objects_are_not_loaded(entry):
     npz.read(entry)
 
 
+def test_a_compressed_file_is_not_unpacked(entry):
+  with open(entry, "wb") as file:
+    np.savez_compressed(file, **arrays(), bomb=np.zeros(10_000))
+  with pytest.raises(ValueError, match="it is compressed"):
+    npz.read(entry)
+
+
 def test_what_cannot_be_written_is_told_once_and_leaves_nothing(tmp_path, monkeypatch, caplog):
   (tmp_path / "file").write_text("in the way")
   npz.store(tmp_path / "file" / "cache" / "a.npz", arrays(), ABOUT)
