@@ -109,7 +109,8 @@ def load_recipe(name: str) -> ConfigDict:
   variants = guarded(lambda: [*map(str, getattr(module, "PUBLISHED", ()))], path)
   takes_one = guarded(lambda: bool(inspect.signature(module.get_config).parameters), path)
   if colon and (not takes_one or variants and variant not in variants):
-    others = f"choose one of {', '.join(variants)}" if any(variants) else "leave out the colon"
+    named = ", ".join(filter(None, variants))
+    others = f"choose one of {named}" if named else "leave out the colon"
     raise UserError(f"there is no variant {variant!r} of {file}: {others}.")
   config = guarded(lambda: module.get_config(*[variant] * bool(colon)), path)
   if not isinstance(config, ConfigDict):

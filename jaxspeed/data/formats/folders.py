@@ -80,7 +80,7 @@ def choose_splits(
 def list_classes(
   folder: pathlib.Path, others: collections.Counter[str]
 ) -> Iterator[tuple[str, list[str]]]:
-  """Yield each class with its images' names, all sorted; count other files in `others`, by ending.
+  """Yield each class with its images' names, all sorted; count in `others` what is left out.
 
   Raises:
     UserError: there is no class, or an empty one, or two that look alike.
@@ -91,6 +91,8 @@ def list_classes(
   if not outer.folders:
     loose = "images but no class folders" if outer.images else "no class folders"
     raise UserError(f"{folder} holds {loose}: put the images of each class in a folder of its own.")
+  if outer.images:
+    others["images beside the class folders"] += len(outer.images)
   for name in outer.folders:
     inner = list_folder(folder / name)
     if not inner.images:
@@ -101,6 +103,8 @@ def list_classes(
       )
       raise UserError(f"the class folder {folder / name} holds {held}.")
     others.update(inner.others)
+    if inner.folders:
+      others["sub-folders, which are not searched"] += len(inner.folders)
     yield name, inner.images
 
 
@@ -130,9 +134,11 @@ def list_folder(folder: pathlib.Path) -> Folder:
 def left_out(
   others: collections.Counter[str], where: str = "in the class folders "
 ) -> tuple[str, ...]:
-  """Return a note about files that are left out, by name ending, if there are any."""
+  """Return a note about what is left out, by name ending, if there is anything."""
   if not others:
     return ()
-  named = [f"{printable(ending)} ({count:,})" for ending, count in sorted(others.items())]
+  # Endings come last: the others may hold many images.
+  order = sorted(others, key=lambda kind: (kind.startswith("."), kind))
+  named = [f"{printable(kind)} ({others[kind]:,})" for kind in order]
   files = f"{plural(others.total(), 'file')} {where}{'is' if others.total() == 1 else 'are'}"
   return (f"{files} left out, with other endings than images: {some(named, _ENDINGS)}",)

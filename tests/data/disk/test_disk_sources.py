@@ -132,10 +132,12 @@ def test_what_is_left_out_or_doubtful_is_noted(tmp_path, opened):
   files = small_files()
   others = [f"train/ant/{i}.heic" for i in range(3)] + ["val/bee/notes", "train/bee/a.\x1b[2Jtxt"]
   others += [f"train/cat/1.{name}" for name in "uvwx"] + ["train/ant/.hidden.heic"]
+  others += ["train/1.jpg", "train/cat/a/1.jpg", "val/cat/b/1.jpg"]
   images = opened(write(tmp_path / "set", files | dict.fromkeys(others, b"")))
   assert images.train.notes == (
-    "9 files in the class folders are left out, with other endings than images: .\\x1b[2jtxt (1), "
-    ".heic (3), .u (1), .v (1), .w (1) and 2 more",
+    "12 files in the class folders are left out, with other endings than images: "
+    "images beside the class folders (1), no ending (1), sub-folders, which are not searched (2), "
+    ".\\x1b[2jtxt (1), .heic (3) and 4 more",
   )
 
 
