@@ -1,7 +1,7 @@
 """Smaller copies of a folder of images, made once, so that no epoch decodes the large originals.
 
 resize("imagenet", "copies", sizes=(160, 352)) reads imagenet/train/CLASS/NAME and writes
-copies/160/train/CLASS/NAME and copies/352/train/CLASS/NAME, and the same for the other split. A
+copies/160/train/CLASS/NAME and copies/352/train/CLASS/NAME, and the same for the other split; CLASS/NAME without splits likewise. A
 copy's short side is its size. It depends only on its original, the sizes and the quality. Formula,
 filter and quality are those of the sz/160 and sz/352 folders of imagenet18 (diux-dev/cluster,
 pytorch/training/resize_images.py).
@@ -83,7 +83,7 @@ def resize(
   DESTINATION/SIZE/broken.txt.
 
   Args:
-    source: a folder with train/CLASS/NAME and val/, validation/ or test/CLASS/NAME.
+    source: a folder with train/CLASS/NAME and val/, validation/ or test/CLASS/NAME, or CLASS/NAME.
     destination: a folder outside the source.
     sizes: short sides, in pixels.
     quality: quality of the JPEGs, 1 ... 100.
@@ -98,11 +98,8 @@ def resize(
   for folder in folders:
     refuse_nested(folder, source)
   listed = list_images(source)
-  if listed.train is None or listed.keys:
-    raise UserError(
-      f"{source} has no train/: name a folder of train/CLASS/*.jpg and val/CLASS/*.jpg; prepare "
-      "shards takes class folders without a split."
-    )
+  if listed.keys:
+    raise UserError(f"{source} holds shards: name the folder of their images.")
   names, uri = listed.names.decoded(), source.absolute().as_uri()
   flags = (f"--sizes={','.join(map(str, sizes))}", *[f"--quality={quality}"] * (quality != QUALITY))
   made = Prepared("resize", uri, flags, len(names), digest_of(listed.names))

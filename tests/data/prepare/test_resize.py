@@ -16,6 +16,7 @@ from image_files import (
   edit,
   encode,
   images_in,
+  names_of,
   notes_of_training,
   ramp,
   small_set,
@@ -25,6 +26,7 @@ from image_files import (
 from in_process import command
 from PIL import Image, ImageOps
 
+from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.resize import copy_shape, make_copies, resize
 from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError
@@ -251,3 +253,15 @@ def test_a_class_of_broken_images_is_named_and_the_rest_is_made(tmp_path, source
   assert len(list((out / "8").rglob("*.jpg"))) == 11
   with pytest.raises(UserError, match="8 holds resized copies that are not complete"):
     notes_of_training(source)
+
+
+def test_of_class_folders_and_their_copies_the_same_images_are_held_out(tmp_path):
+  files = {f"{name}/{i}.png": encode(ramp(20, 9 + i), "PNG") for name in "ab" for i in range(20)}
+  folders = [write(tmp_path / "set", files), tmp_path / "sz" / "8"]
+  resize(folders[0], tmp_path / "sz", sizes=(8,))
+  first, second = (
+    open_images(name="", path=str(each), cache=str(tmp_path / "c")) for each in folders
+  )
+  for one, other in ((first.train, second.train), (first.eval, second.eval)):
+    assert names_of(one) == names_of(other)
+  assert len(first.eval) == 4 and np.minimum(second.train.width, second.train.height).max() == 8
