@@ -1,10 +1,10 @@
 """Smaller copies of a folder of images, made once, so that no epoch decodes the large originals.
 
 resize("imagenet", "copies", sizes=(160, 352)) reads imagenet/train/CLASS/NAME and writes
-copies/160/train/CLASS/NAME and copies/352/train/CLASS/NAME, and the same for the other split; CLASS/NAME without splits likewise. A
-copy's short side is its size. It depends only on its original, the sizes and the quality. Formula,
-filter and quality are those of the sz/160 and sz/352 folders of imagenet18 (diux-dev/cluster,
-pytorch/training/resize_images.py).
+copies/160/train/CLASS/NAME and copies/352/train/CLASS/NAME, and the same for the other split;
+CLASS/NAME without splits likewise. A copy's short side is its size. It depends only on its
+original, the sizes and the quality. Formula, filter and quality are those of the sz/160 and sz/352
+folders of imagenet18 (diux-dev/cluster, pytorch/training/resize_images.py).
 """
 
 import functools
