@@ -100,6 +100,7 @@ def read_headers(table: Table, show: Show | None = None, *, store: bool = False)
   columns = _scan(table, show, verify=store)
   try:
     if store:
+      npz.make_folder(path.parent)
       npz.write(path, columns | state, {})
   except OSError as error:
     raise UserError(

@@ -46,7 +46,7 @@ def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray], about: Mapping[s
     OSError: it cannot be written.
   """
   facts = np.frombuffer(dump_json(dict(about)).encode(), np.uint8)
-  make_folder(path.parent)
+  path.parent.mkdir(parents=True, exist_ok=True)
   with new_file(path) as file:
     members: dict[str, Any] = {**arrays, _ABOUT: facts}
     np.savez(file, **members)

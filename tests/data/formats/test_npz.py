@@ -39,6 +39,14 @@ def test_what_is_stored_comes_back(entry, caplog):
   assert list(entry.parent.iterdir()) == [entry] and not caplog.records
 
 
+def test_a_folder_of_the_cache_may_be_a_link(tmp_path, caplog):
+  (tmp_path / "disk").mkdir()
+  (tmp_path / "cache").symlink_to(tmp_path / "disk")
+  npz.store(tmp_path / "cache" / "a.npz", arrays(), ABOUT)
+  assert_holds(npz.read(tmp_path / "disk" / "a.npz"))
+  assert not caplog.records
+
+
 def test_no_damaged_byte_is_trusted(entry):
   """Every seventh byte is changed in turn: the arrays come back right, or not at all."""
   whole, refused = entry.read_bytes(), 0
