@@ -134,11 +134,11 @@ def list_folder(folder: pathlib.Path) -> Folder:
 def left_out(
   others: collections.Counter[str], where: str = "in the class folders "
 ) -> tuple[str, ...]:
-  """Return a note about what is left out, by name ending, if there is anything."""
+  """Return a note about files and folders that are left out, if there are any."""
   if not others:
     return ()
   # Endings come last: the others may hold many images.
   order = sorted(others, key=lambda kind: (kind.startswith("."), kind))
   named = [f"{printable(kind)} ({others[kind]:,})" for kind in order]
   files = f"{plural(others.total(), 'file')} {where}{'is' if others.total() == 1 else 'are'}"
-  return (f"{files} left out, with other endings than images: {some(named, _ENDINGS)}",)
+  return (f"{files} left out: {some(named, _ENDINGS)}",)

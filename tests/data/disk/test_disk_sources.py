@@ -135,9 +135,8 @@ def test_what_is_left_out_or_doubtful_is_noted(tmp_path, opened):
   others += ["train/1.jpg", "train/cat/a/1.jpg", "val/cat/b/1.jpg"]
   images = opened(write(tmp_path / "set", files | dict.fromkeys(others, b"")))
   assert images.train.notes == (
-    "12 files in the class folders are left out, with other endings than images: "
-    "images beside the class folders (1), no ending (1), sub-folders, which are not searched (2), "
-    ".\\x1b[2jtxt (1), .heic (3) and 4 more",
+    "12 files in the class folders are left out: images beside the class folders (1), no ending "
+    "(1), sub-folders, which are not searched (2), .\\x1b[2jtxt (1), .heic (3) and 4 more",
   )
 
 
