@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxspeed.config import flags as command_line
-from jaxspeed.config.checks import parse_value
 from jaxspeed.data.batch import Batch, Order, seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
@@ -54,10 +53,8 @@ class Step:
     """The training of the config, with more NAME=VALUE: options of XLA, or config.FIELD=VALUE."""
     config = self.config.copy_and_resolve_references()
     for option in options:
-      name, _, text = option.partition("=")
-      if name.startswith("config."):
-        field = name.removeprefix("config.")
-        config.update_from_flattened_dict({field: parse_value(field, text)})
+      if option.startswith("config."):
+        config.update_from_flattened_dict(command_line.parse_overrides([f"--{option}"])[0])
       else:
         config.compiler_options = (*config.compiler_options, option)
     return make_train_spec(config, make_plan(config), self.mesh)

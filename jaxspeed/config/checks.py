@@ -5,7 +5,6 @@ and once more when fields get other values. A field that has no effect beside th
 is an error on the command line, and a note in a recipe; one that an override leaves so is accepted.
 """
 
-import ast
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -100,25 +99,7 @@ def _sentence(error: pydantic.ValidationError, values: Any, model: str) -> str:
     return f"there is no config.{name}: it has no default, so the recipe sets it."
   if name not in known:
     return fields.no_field(name, model)
-  accepted = known[name].accepted
-  must = "choose" if accepted.startswith("one of ") else "it must be"
-  return f"config.{name}={shown(values_of(values)[name])}: {must} {accepted}."
-
-
-def parse_value(name: str, text: str) -> Any:
-  """The value of a field from the text behind `--config.FIELD=`.
-
-  A text that is no value stays a text, and so does that of an unknown field: `with_overrides`
-  refuses both.
-  """
-  field = fields.known().get(name)
-  default = field.default if field else ""
-  if isinstance(default, str):
-    return text
-  try:
-    return ast.literal_eval(text.capitalize() if isinstance(default, bool) else text)
-  except (ValueError, SyntaxError, MemoryError, RecursionError):
-    return text
+  return known[name].refusal(values_of(values)[name])
 
 
 def to_flags(overrides: Mapping[str, Any]) -> list[str]:

@@ -1,27 +1,26 @@
 """Command-line flags: from arguments to a config, and from an exception to an exit code."""
 
+import difflib
 import importlib
 import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 
 from jaxspeed.config import fields, output
-from jaxspeed.config.checks import check_effects, parse_value, set_in_vain, with_overrides
+from jaxspeed.config.checks import check_effects, set_in_vain, with_overrides
 from jaxspeed.config.recipe import import_modules, load_recipe
 from jaxspeed.config.schema import COMMON, leaves
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printable
 
-# What registers the package's own families of models, whose fields a config has, and imports JAX.
-_MODELS = "jaxspeed.models.make"
 # The commands whose first argument may be a recipe.
 _OF_RECIPES = ("train", "plan")
-_FIELD = re.compile(r"--?(config\.[^=]+)")
+_FIELD = re.compile(r"--?(?:no)?config\.([^=]+)")
 
 
 class ConfigFlag:
@@ -31,13 +30,12 @@ class ConfigFlag:
   overrides: Mapping[str, Any] = {}  # by dotted field name
   value: Any = None  # the recipe with the overrides, checked; `evaluate` merges them itself
 
-  def read(self, arguments: list[str], command: str) -> list[str]:
-    """Loads the recipe, and returns the arguments that do not name it.
+  def read(self, name: str | None, arguments: list[str], command: str) -> list[str]:
+    """Loads the recipe, if one is named, and returns the arguments that do not name it.
 
     Raises:
       UserError: the recipe is missing or wrong, or an override is invalid or has no effect.
     """
-    name, self.overrides = flags.FLAGS["config"].value, overrides()
     if name is None and command in _OF_RECIPES and arguments and "=" not in arguments[0]:
       name, *arguments = arguments
     if name is not None:
@@ -55,7 +53,7 @@ class ConfigFlag:
     return arguments
 
 
-_CONFIG: list[ConfigFlag] = []  # the last that was defined, as absl's flags global
+_CONFIG: list[ConfigFlag] = []  # the one that was defined, until its command begins
 
 
 def define_config_flag() -> ConfigFlag:
@@ -63,6 +61,11 @@ def define_config_flag() -> ConfigFlag:
   help_text = "Recipe: NAME, FILE.py or either with :VARIANT; --config.FIELD=VALUE changes a field."
   flags.DEFINE_string("config", None, help_text)
   define_import_flag()
+  return define_overrides()
+
+
+def define_overrides() -> ConfigFlag:
+  """Lets a command take --config.FIELD=VALUE."""
   _CONFIG[:] = [ConfigFlag()]
   return _CONFIG[0]
 
@@ -71,16 +74,30 @@ def define_import_flag() -> None:
   flags.DEFINE_list("import", [], "Modules of your own that register models, ...: imported first.")
 
 
-def define_fields(argv: Sequence[str]) -> None:
-  """Defines a flag for each field that the command line sets."""
-  for name in sorted({each[1] for each in map(_FIELD.match, argv) if each}):
-    flags.DEFINE_string(name, None, "")
+def parse_overrides(words: list[str]) -> tuple[dict[str, Any], list[str]]:
+  """The fields that words of a command line set, with their values, and the other words.
 
+  ml_collections' flags parse them: --config.FIELD=VALUE, --config.FIELD VALUE, and for True or
+  False --config.FIELD or --noconfig.FIELD too.
 
-def overrides() -> dict[str, Any]:
-  """The fields that the command line sets, with their values."""
-  names = [name.removeprefix("config.") for name in flags.FLAGS if name.startswith("config.")]
-  return {name: parse_value(name, str(flags.FLAGS[f"config.{name}"].value)) for name in names}
+  Raises:
+    UserError: there is no such field, or no such flag, or a field does not accept its value.
+  """
+  defaults, known = fields.base(), fields.known()
+  for name in [found[1] for found in map(_FIELD.match, words) if found]:
+    if name not in known:
+      raise UserError(fields.no_field(name))
+    if name.startswith("model."):
+      value = known[name].default
+      defaults.model[name.removeprefix("model.")] = "" if value is ... else value
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_dict("config", defaults, flag_values=values, sys_argv=words)
+  try:
+    left = values(["", *words])[1:]
+  except flags.IllegalFlagValueError as error:
+    name, text = re.findall(r"^flag --config\.([^=]+)=(.*?): ", str(error), re.DOTALL)[0]
+    raise UserError(known[name].refusal(text)) from None
+  return config_flags.get_override_values(values["config"]), left
 
 
 def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder]:
@@ -130,7 +147,6 @@ def without_effect(because: str, *holders: flags.FlagHolder) -> None:
 def run(
   main: Callable[[list[str]], None],
   *,
-  define: Callable[[list[str]], None] | None = None,
   output_is_result: bool = True,
   command: str = "",
 ) -> None:
@@ -141,12 +157,11 @@ def run(
 
   Args:
     main: the command, which takes the arguments that are not flags.
-    define: takes the words of the command line, to define flags that depend on them or on JAX.
     output_is_result: whether standard output that cannot be written, but for a pipe that its reader
       closed, is a MISTAKE.
     command: its name, if its first argument may be a recipe or --help lists the fields it uses.
   """
-  finish(lambda: main(_parsed(sys.argv, define, command)), output_is_result=output_is_result)
+  finish(lambda: main(_parsed(sys.argv, command)), output_is_result=output_is_result)
 
 
 def finish(function: Callable[[], None], *, output_is_result: bool = True) -> None:
@@ -178,35 +193,35 @@ def finish(function: Callable[[], None], *, output_is_result: bool = True) -> No
     sys.exit(code)
 
 
-def _parsed(argv: list[str], define: Callable[[list[str]], None] | None, command: str) -> list[str]:
+def _parsed(argv: list[str], command: str) -> list[str]:
   """Parses the flags, loads the config, and returns the arguments that are left."""
   values, words = flags.EnumParser(["true", "false", "all"]), "Prints this; --help=all: all."
   asked = flags.Flag(values, None, "help", None, words, "h", boolean=True)
   flags.DEFINE_flag(asked)
-  has_config = "config" in flags.FLAGS
+  config_flag, has_recipe = _CONFIG.pop() if _CONFIG else None, "config" in flags.FLAGS
   try:
     argv = flags.FLAGS.read_flags_from_files(argv)
-    if define is not None:
-      define(argv)
-    define_fields(argv if has_config else [])
-    _, *arguments = flags.FLAGS(argv)
+    _, *arguments = flags.FLAGS(argv, known_only=config_flag is not None)
+    recipe = flags.FLAGS["config"].value if has_recipe else None
+    if config_flag and (command or recipe or any(map(_FIELD.match, arguments))):
+      importlib.import_module("jaxspeed.models.make")  # their fields; it imports JAX
+    if "import" in flags.FLAGS:
+      import_modules(flags.FLAGS["import"].value or [])
+    if config_flag:
+      config_flag.overrides, arguments = parse_overrides(arguments)
   except flags.UnrecognizedFlagError as error:
-    near = re.findall(r"Did you mean: (.*) \?", str(error))
-    if not near and has_config:
+    near = difflib.get_close_matches(error.flagname, [*flags.FLAGS], 1, 0.8)
+    if not near and config_flag:
       near = [f"config.{each}" for each in fields.nearest(error.flagname, fields.SHARED.values())]
     meant = f" (did you mean {' or '.join(f'--{flag}' for flag in near)}?)" if near else ""
     raise UserError(f"--{error.flagname} is not a flag{meant}; see --help for the flags.") from None
   except flags.Error as error:
     last = str(error).strip().splitlines()[-1].rstrip(".").removeprefix("ERROR:: ")
     raise UserError(f"{last}; see --help for the flags.") from None
-  if has_config and (command or flags.FLAGS["config"].value):
-    importlib.import_module(_MODELS)
-  if "import" in flags.FLAGS:
-    import_modules(flags.FLAGS["import"].value or [])
-  if has_config:
-    arguments = _CONFIG[0].read(arguments, command)
+  if config_flag and has_recipe:
+    arguments = config_flag.read(recipe, arguments, command)
   if asked.value:
-    print(_help(command, asked.value == "all", _CONFIG[0].value if has_config else None))
+    print(_help(command, asked.value == "all", config_flag and config_flag.value))
     sys.exit(DONE)
   return arguments
 
@@ -215,8 +230,7 @@ def _help(command: str, all_fields: bool, config: ConfigDict | None) -> str:
   """The text of --help: the command's docstring, its flags, and the fields of a config."""
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
-    own = [flag for flag in defined if not flag.name.startswith("config.")]
-    lines += [f"  --{flag.name}: {flag.help}" for flag in own if not module.startswith("absl")]
+    lines += [f"  --{flag.name}: {flag.help}" for flag in defined if not module.startswith("absl")]
   if "config" in flags.FLAGS:
     values = dict(leaves(config or {}))
     which = "Fields of a config" if all_fields else "Common fields of a config (--help=all: all)"

@@ -100,6 +100,11 @@ class Declared(NamedTuple):
         return f"{named} has no effect: {condition.otherwise}."
     return ""
 
+  def refusal(self, value: Any) -> str:
+    """A sentence on a value that the field does not accept."""
+    must = "choose" if self.accepted.startswith("one of ") else "it must be"
+    return f"config.{self.name}={shown(value)}: {must} {self.accepted}."
+
   @property
   def accepted(self) -> str:
     return accepted(self.annotation, self.metadata)

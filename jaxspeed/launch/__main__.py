@@ -22,7 +22,9 @@ from jaxspeed.launch import command
 
 def main() -> None:
   """Reads the flags and runs the command."""
-  command_line.run(command.run, define=command.define_flags)
+  command.define_flags()
+  config_flag = command_line.define_overrides()
+  command_line.run(lambda arguments: command.run(arguments, config_flag.overrides))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
 from jaxspeed.config import output
-from jaxspeed.config.flags import define_fields, overrides
 from jaxspeed.errors import UserError, mend, printable, some
 from jaxspeed.files import dump_json, open_regular, to_json
 from jaxspeed.launch import local, record, results, runs, state, submit
@@ -30,8 +29,8 @@ _IN_NODES = ("parallelism: {}", "completions: {}", "imagenet18.py:{}", 'value: "
 _IN_GPUS = ("nvidia.com/gpu: {}", "of {} GPUs")
 
 
-def define_flags(arguments: Sequence[str]) -> None:
-  """Defines the flags of all commands, and one for each --config.FIELD of the command line."""
+def define_flags() -> None:
+  """Defines the flags of all commands."""
   flags.DEFINE_bool("dry-run", False, "submit: print the scripts; write and submit nothing.")
   flags.DEFINE_string("root", "", "submit: the folder of runs, in place of the sweep's.")
   flags.DEFINE_bool("wait", False, "submit: wait until all jobs have ended.")
@@ -44,15 +43,14 @@ def define_flags(arguments: Sequence[str]) -> None:
   flags.DEFINE_integer("port", 6006, "tensorboard: the port.", lower_bound=1, upper_bound=65_535)
   flags.DEFINE_integer("nodes", 2, "script kubernetes: the number of machines.", lower_bound=1)
   flags.DEFINE_integer("gpus", 8, "script kubernetes: GPUs of each machine.", lower_bound=1)
-  define_fields(arguments)
 
 
 def _flag(name: str) -> Any:
   return flags.FLAGS[name].value
 
 
-def run(arguments: Sequence[str]) -> None:
-  """Runs a command.
+def run(arguments: Sequence[str], overrides: Mapping[str, Any]) -> None:
+  """Runs a command; `overrides` are fields of all jobs that `submit` gets.
 
   Raises:
     UserError: the command or its arguments are not valid, or it fails.
@@ -66,26 +64,28 @@ def run(arguments: Sequence[str]) -> None:
   for name in sorted({name for _, names in _COMMANDS.values() for name in names} - {*own}):
     if flags.FLAGS[name].present:
       raise UserError(f"--{name} has no effect with {command}; see --help.")
-  if command != "submit" and (given := overrides()):
-    raise UserError(f"--config.{min(given)} has no effect with {command}: only submit takes it.")
+  if command != "submit" and overrides:
+    raise UserError(
+      f"--config.{min(overrides)} has no effect with {command}: only submit takes it."
+    )
   try:
-    function(*([rest] if command in ("submit", "script") else _run_and_jobs(rest)))
+    if command == "submit":
+      _submit(rest, overrides)
+    else:
+      function(*([rest] if command == "script" else _run_and_jobs(rest)))
   except OSError as error:
     name, reason = error.filename or "a file of the run", error.strerror or error
     advice = f"{mend(error)}, and repeat the command"
     raise UserError(f"{name} cannot be used ({reason}): {advice}.") from error
 
 
-def _submit(arguments: list[str]) -> None:
+def _submit(arguments: list[str], overrides: Mapping[str, Any]) -> None:
   if len(arguments) != 1:
     raise UserError("submit needs one file, which defines sweep(): submit SWEEP.py; see --help.")
-  # Imported here, so that what only looks at a run does not wait for JAX.
-  from jaxspeed.models import make  # noqa: F401  the fields of config.model are its families'
-
   run = load_sweep(arguments[0])
   if flags.FLAGS["root"].present:
     run.root = runs.absolute(str(_flag("root")))
-  run.override(overrides())
+  run.override(overrides)
   if _flag("dry-run"):
     for path, text in run.scripts().items():
       print(f"# ---- {printable(path)}\n{text}")

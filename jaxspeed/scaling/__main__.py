@@ -20,30 +20,21 @@ of the published rate, such as MLPerf's, takes less. results/scaling.json has th
 published runs (by scripts/published_times.py of commit 6a9faa2).
 """
 
-from typing import Any
-
 from jaxspeed.config import flags as command_line
 
 
 def main() -> None:
   """Parse the flags and print the predictions."""
-  config_flag = command_line.define_config_flag()
-  given: list[Any] = []
+  from jaxspeed.scaling import command  # imports JAX, and `finish` reports what its import raises
 
-  # Imported inside these two, so that an error of JAX's import is reported as one sentence.
-  def define(_: list[str]) -> None:
-    from jaxspeed.scaling.command import define_flags
-
-    given.append(define_flags())
+  config_flag, given = command_line.define_config_flag(), command.define_flags()
 
   def run(arguments: list[str]) -> None:
-    from jaxspeed.scaling import command
-
     command_line.nothing_left(arguments)
-    command.run(config_flag.value, given[0])
+    command.run(config_flag.value, given)
 
-  command_line.run(run, define=define)
+  command_line.run(run)
 
 
 if __name__ == "__main__":
-  main()
+  command_line.finish(main)

@@ -12,7 +12,8 @@ from recipes import get_config
 import jaxspeed.models.make  # noqa: F401  the families of models
 from jaxspeed.config import checks, stored
 from jaxspeed.config import fields as fields_lib
-from jaxspeed.config.checks import parse_value, to_flags, with_overrides
+from jaxspeed.config.checks import to_flags, with_overrides
+from jaxspeed.config.flags import parse_overrides
 from jaxspeed.config.recipe import load_recipe
 from jaxspeed.config.registry import FAMILIES
 from jaxspeed.config.schema import Mark
@@ -66,8 +67,7 @@ def test_values_become_what_the_field_has(field, value, held):
   made = dict(stored.leaves(with_overrides(config, {field: value})))[field]
   assert repr(made) == repr(held)
   (word,) = to_flags({field: value})
-  text = word.removeprefix(f"--config.{field}=")
-  read = with_overrides(config, {field: parse_value(field, text)})
+  read = with_overrides(config, parse_overrides([word])[0])
   assert repr(dict(stored.leaves(read))[field]) == repr(held)
 
 

@@ -5,7 +5,7 @@ from in_process import command
 from recipes import RECIPES, STREAMED, get_config
 
 from jaxspeed.config import checks, fields, stored
-from jaxspeed.config.checks import parse_value
+from jaxspeed.config.flags import parse_overrides
 from jaxspeed.config.schema import When
 from jaxspeed.errors import UserError
 from jaxspeed.models import make  # noqa: F401  registers the families of models
@@ -34,8 +34,8 @@ def test_every_condition_reads_fields_that_there_are():
 def overridden(recipe, changes):
   """The recipe with fields set, as in "epochs=3 data.image_size=64", and their names."""
   config = get_config(*recipe.split(":"))
-  changed = dict(word.split("=", 1) for word in changes.split())
-  config.update_from_flattened_dict({n: parse_value(n, text) for n, text in changed.items()})
+  changed, _ = parse_overrides([f"--config.{word}" for word in changes.split()])
+  config.update_from_flattened_dict(changed)
   return config, tuple(changed)
 
 

@@ -49,6 +49,7 @@ import from jaxspeed.config import registry; registry.optimizer('sgd')(print) =>
 --config.image_size=3 => did you mean data.image_size or phases.image_size or eval.image_size?
 --config.data=3 => config.data is a group of fields: set config.data.FIELD.
 --config.data.mean[0]=3 => the config has no field data.mean[0]: did you mean data.mean?
+--config.phases.image_size=(96 => ('(96',): it must be a tuple, as (1, 2), each a whole number
 --config.epochs=many => config.epochs='many': it must be a number above 0 and up to 100,000.
 --config.stop_at_target=maybe => config.stop_at_target='maybe': it must be True or False.
 --config.epochs => Missing value for flag --config.epochs; see --help for the flags.
@@ -61,7 +62,7 @@ import from jaxspeed.config import registry; registry.optimizer('sgd')(print) =>
 --config.schedule.peak=1e308 => config.schedule.peak=1e+308: it must be a number above 0
 --config.schedule.segments=((0,10,1,1),) => do not scale with the run; set --config.schedule.segments
 --config.schedule.segments=((0,10,1,1),(12,20,1,1)) => it must be segments of four numbers
---config.watchdog_seconds=-1 => =-1: it must be a number from 0 to 1,000,000,000.
+--config.watchdog_seconds=-1 => =-1.0: it must be a number from 0 to 1,000,000,000.
 --config.compiler_options=('x',) => each NAME=VALUE, an option of XLA
 --config.data.path=/nowhere => config.data.path: /nowhere does not exist; it names a folder
 --config.data.path=~nobody-here/x => config.data.path: ~nobody-here/x begins with a home
