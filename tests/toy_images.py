@@ -1,9 +1,11 @@
-"""A folder of small JPEGs whose class shows, and a recipe that trains on it in seconds."""
+"""A folder of small JPEGs whose class shows, a recipe for it, and runs that are killed."""
 
+import contextlib
 import pathlib
 
 import jax
 import numpy as np
+import pytest
 from image_files import encode, write
 from ml_collections import ConfigDict
 from toy import load_recipe
@@ -12,6 +14,7 @@ from jaxspeed.data.batch import seed_key
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.run import checkpoint
 from jaxspeed.run.restore import load_config, stored_plan
+from jaxspeed.run.saver import Saver
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.programs import on_mesh
@@ -55,7 +58,7 @@ def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:
   return config
 
 
-def restored_from(folder: pathlib.Path) -> checkpoint.Restored:
+def restored_from(folder: pathlib.Path) -> checkpoint.Checkpoint:
   """A run's newest checkpoint, with all that it holds."""
   config = load_config(folder)
   spec = make_train_spec(config, stored_plan(config), mesh_lib.make_mesh())
@@ -72,3 +75,24 @@ def params_of(folder: pathlib.Path):
   """Step and carry of a run's newest checkpoint."""
   restored = restored_from(folder)
   return restored.step, restored.tree
+
+
+class Killed(BaseException):
+  """What ends a run here in place of kill -9: nothing in the package catches it."""
+
+
+@contextlib.contextmanager
+def killed_at(step: int, *, saved: bool = True):
+  """A block in which a run is killed after its checkpoint of a step, or before."""
+
+  def save_and_die(self, at, carry, **named):
+    if saved or at != step:
+      save(self, at, carry, **named)
+    if at == step:
+      raise Killed
+
+  save = Saver.save
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+    patch.setattr(Saver, "save", save_and_die)
+    patch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
+    yield

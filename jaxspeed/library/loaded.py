@@ -33,7 +33,6 @@ from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions
 from jaxspeed.records.results import read_result
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run.best import CheckpointStep
 from jaxspeed.run.evaluation import predictions_of
 from jaxspeed.run.export import write_network
 from jaxspeed.run.predict import BrokenImage, Predictor, Source
@@ -221,7 +220,7 @@ class Run:
 
 
 def load(
-  workdir: str | os.PathLike[str], *, step: CheckpointStep = None, model: AnyModel | None = None
+  workdir: str | os.PathLike[str], *, step: int | str | None = None, model: AnyModel | None = None
 ) -> Run:
   """The run in a folder, with the weights of its newest whole checkpoint.
 

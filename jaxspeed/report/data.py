@@ -1,5 +1,6 @@
 """A run's folder as the report reads it, and the groups of runs that differ only in their seed."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -245,8 +246,9 @@ def read_run(folder: pathlib.Path) -> RunData:
   if result is not None and not os.path.lexists(folder / METRICS):
     notes.append(f"{folder / METRICS} is missing: restore it, or the report goes without curves.")
   rows = read_metrics(folder)
-  steps = steps_of(folder)
-  clock = load_manifest(folder / CHECKPOINTS / str(steps[-1]))["clock"] if steps else {}
+  clock = {}
+  with contextlib.suppress(IndexError, ValueError):  # there is no checkpoint, or a damaged one
+    clock = load_manifest(folder / CHECKPOINTS / str(steps_of(folder)[-1]))["clock"]
   stopped = result is None and run_has_ended(folder)
   return RunData(
     folder,

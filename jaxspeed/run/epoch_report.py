@@ -3,7 +3,7 @@
 import contextlib
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,7 @@ from jaxspeed.records.results import Result
 from jaxspeed.records.rows import Row
 from jaxspeed.records.trackers import make_loggers
 from jaxspeed.records.writer import Records
-from jaxspeed.run.best import Row as EpochRow
-from jaxspeed.run.best import ranked
+from jaxspeed.run.checkpoint import ranked
 from jaxspeed.run.evaluation import Evaluation
 from jaxspeed.run.run import Run
 from jaxspeed.steps.losses import has_top5
@@ -267,13 +266,13 @@ class EpochReport:
     return bool(reason_to_stop(self.rows, self._run.config))
 
 
-def reaches_target(row: EpochRow, config: ConfigDict) -> bool:
+def reaches_target(row: Mapping[str, Any], config: ConfigDict) -> bool:
   """Whether the epoch of `row` was evaluated and reached the target; without one none does."""
   reached = row.get(f"eval_{config.target_metric}")
   return reached is not None and 0 < config.target <= reached
 
 
-def reason_to_stop(rows: Sequence[EpochRow], config: ConfigDict) -> str:
+def reason_to_stop(rows: Sequence[Mapping[str, Any]], config: ConfigDict) -> str:
   """Why the run ends after its last row, whatever steps are left: "target", "patience" or ''.
 
   Both are read from the rows alone, so a resumed run decides as the one before it. Patience counts

@@ -25,7 +25,6 @@ from jaxspeed.planning.plan import Phase
 from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions
 from jaxspeed.run import restore, setup
-from jaxspeed.run.best import CheckpointStep
 from jaxspeed.steps.outcomes import EvalResult, Outcomes
 from jaxspeed.steps.spec import make_train_spec
 
@@ -88,7 +87,7 @@ def save_logits(path: pathlib.Path, result: EvalResult, images: int) -> None:
 def evaluate(
   folder: pathlib.Path,
   *,
-  step: CheckpointStep = None,
+  step: int | str | None = None,
   config: ConfigDict | None = None,
   split: str = "eval",
   logits: pathlib.Path | None = None,

@@ -10,9 +10,8 @@ from jaxspeed.files import dump_json, parse_json
 from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions
 from jaxspeed.records.provenance import of_this_process
-from jaxspeed.records.results import read_result, write_result
-from jaxspeed.run.best import METRICS, ranked
-from jaxspeed.run.checkpoint import FOLDER
+from jaxspeed.records.results import Best, read_result, write_result
+from jaxspeed.run.checkpoint import FOLDER, ranked
 from jaxspeed.run.epoch_report import LOWER_PEAK, reaches_target
 from jaxspeed.run.run import Run
 from jaxspeed.steps.losses import has_top5
@@ -75,8 +74,8 @@ def finish(
   }
   metric = config.checkpoint.keep_best
   for best in ranked(rows, metric)[:1]:
-    figures = {name: best[f"eval_{name}"] for name in METRICS if f"eval_{name}" in best}
-    row["best"] = {"metric": metric, "epoch": best["epoch"], "step": best["step"], **figures}
+    figures = {name: best[f"eval_{name}"] for name in Best.model_fields if f"eval_{name}" in best}
+    row["best"] = figures | {"metric": metric, "epoch": best["epoch"], "step": best["step"]}
   if state.loss_scale is not None:
     skipped = int(state.loss_scale.skipped)
     if skipped >= step:

@@ -13,7 +13,7 @@ from jaxspeed.devices.precision import MOST_SKIPPED, TOO_MANY_SKIPPED
 from jaxspeed.errors import UserError
 from jaxspeed.run.epoch_report import LOWER_PEAK
 from jaxspeed.run.run import Run
-from jaxspeed.run.saver import Saver, diverged
+from jaxspeed.run.saver import Saver
 from jaxspeed.steps.state import StepOutput
 
 # A step's loss and action are read when this many later steps are under way: the devices have work
@@ -72,7 +72,7 @@ class LossWatcher:
       advice = f"{LOWER_PEAK}, or set another --config.precision"
       if scale := self._run.config.loss_scale:
         advice = f"--config.loss_scale={scale:g} is too large, 0 finds a scale by itself"
-    return diverged(f"{what} at step {step} of {self._run.plan.total_steps}", self._saver, advice)
+    return self._saver.diverged(f"{what} at step {step} of {self._run.plan.total_steps}", advice)
 
   def _show_progress(self, step: int, loss: float) -> None:
     if not self._run.screen.progress_due():

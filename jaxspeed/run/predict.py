@@ -26,7 +26,6 @@ from jaxspeed.errors import UserError
 from jaxspeed.files import open_regular
 from jaxspeed.models.exchange import class_names_in
 from jaxspeed.run import restore
-from jaxspeed.run.best import CheckpointStep
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.spec import TrainSpec
 
@@ -134,7 +133,7 @@ def _finished(read: Sequence[Any], started: Any) -> Iterator[Row]:
 
 
 @contextlib.contextmanager
-def run_predictor(folder: pathlib.Path, step: CheckpointStep = None) -> Iterator[Predictor]:
+def run_predictor(folder: pathlib.Path, step: int | str | None = None) -> Iterator[Predictor]:
   """Yields the predictor of a run, for use inside the block; `step` and errors as in `open_run`."""
   config = restore.for_images(restore.load_config(folder))
   names = stored_class_names(folder, config.data.classes)

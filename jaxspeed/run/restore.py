@@ -30,8 +30,7 @@ from jaxspeed.models.pretrained import LAYOUTS, layout_of, load_pretrained
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase, Plan
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run.best import CheckpointStep, ranked
-from jaxspeed.run.checkpoint import FOLDER, restore, steps_of
+from jaxspeed.run.checkpoint import FOLDER, ranked, restore, steps_of
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
 
 _PATH = "config.pretrained.path"
@@ -80,7 +79,7 @@ class Weights:
 
 @contextlib.contextmanager
 def run_weights(
-  folder: pathlib.Path, config: ConfigDict, step: CheckpointStep
+  folder: pathlib.Path, config: ConfigDict, step: int | str | None
 ) -> Iterator[Weights]:
   """Yields the result of `open_run`, whose errors are raised, for use inside the block.
 
@@ -142,7 +141,7 @@ def stored_plan(config: ConfigDict) -> Plan:
 def open_run(
   folder: pathlib.Path,
   config: ConfigDict,
-  step: CheckpointStep,
+  step: int | str | None,
   *,
   model: AnyModel | None = None,
 ) -> Weights:

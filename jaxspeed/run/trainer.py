@@ -59,8 +59,7 @@ class Trainer:
         if self._run.control.agree(save_due=due) >= RunAction.SAVE:
           self._saver.save(step, self._carry)
         self._saver.stop_if_decided(step, self._carry)
-      if step != self._saver.saved:
-        self._saver.save(step, self._carry, last=True)
+      self._saver.save(step, self._carry, last=True)
       predictions = self._last_predictions(step)
     self._run.control.check_owner()
     state = self._carry.state
@@ -121,16 +120,15 @@ class Trainer:
 
   def _restore_or_start(self) -> int:
     """Sets the carry, restored or new; returns the number of steps done."""
-    restored = self._saver.restore(self._run.feed.carry)
-    if restored is not None:
-      self._carry = restored.tree
+    if (restored := self._saver.restore(self._run.feed.carry)) is not None:
+      self._carry = restored
     else:
       with self._measure("init"):
         state = self._run.feed.init(self._run.config.seed)
         state = first_state(state, self._run.spec, self._run.feed.carry)
         self._carry = jax.block_until_ready(Carry(state, self._no_sums()))
     self._count_programs()
-    return restored.step if restored is not None else 0
+    return self._saver.saved
 
   def _epoch_ended(self, step: int) -> bool:
     """Whether an epoch ended with `step` and no start of the run has reported it yet."""

@@ -95,9 +95,58 @@ plan quickstart --config.pretrained.path=x.safetensors => only a ResNet or a ViT
 evaluate run --config.model.width=32 => --config.model.width: the weights in run belong
 evaluate run --config.schedule.peak=1 => config.schedule.peak has no effect: evaluate does not use it
 evaluate --workdir=run --config=quickstart => --workdir=run has no effect beside --config.
-evaluate run --step=abc => abc: there is no finished checkpoint; move
+evaluate run --step=abc => has no checkpoint of step abc; move
 predict a.png => a.png is not a folder of a run: name the run first
 predict --workdir=nowhere => name one or more image files
+--config.cost_per_hour=nan => it must be a number from 0 to
+--config.schedule.peak=0 => config.schedule.peak=0: it must be a number above 0
+plan cifar10_airbench:94_muon --config.optimizer.muon_coefficients=(1,2) => must be a tuple of 3, each
+--config.schedule.segments=((1,5,0.1,0.2),) => the first from epoch 0 on and each from
+--config.schedule.segments=((0,5,0.1,nan),) => it must be segments of four
+--config.schedule.segments=((0,5,1,2),(7,9,2,1),(5,7,2,1)) => it must be segments of four
+--config.data.std=(1,) => config.data.std=(1,): it must be three numbers above 0 in units
+--config.data.std=(1,0,1) => it must be three numbers above 0
+--config.data.last_batch=keep => choose one of drop, carry_over.
+--config.schedule.warmup=1 => schedule.warmup=1: it must be a number from 0 and below 1.
+--config.augment.cutout=8 => cutout=8 with config.data.image_size=8: it must be less than
+--config.augment.cutmix=8 => cutmix=8 with config.data.image_size=8: it must be less than
+--config.augment.crop_padding=8 => config.data.image_size=8: it must be less than that.
+plan quickstart --devices=8 --config.batch_size=24 --config.augment.cutmix=3 --config.augment.cutmix_epochs=1 => cutmix cannot pair: set --config.batch_size to a mul
+plan quickstart --devices=8 --config.batch_size=24 --config.augment.mixup=0.2 => 3 images, which config.augment.mix
+plan quickstart --devices=8 --config.batch_size=24 --config.augment.cutmix_alpha=0.2 => cutmix_alpha cannot pair
+plan quickstart --config.augment.mixup=0.2 --config.augment.cutmix=3 --config.augment.cutmix_epochs=1 => mixup=0.2 with config.augment.cutmix=3: both mix an image with
+plan quickstart --config.augment.cutmix_alpha=0.2 --config.augment.cutmix=3 --config.augment.cutmix_epochs=1 => cutmix_alpha=0.2 with config.augment.cutmix=3: both mix
+plan quickstart --config.augment.mixup=0.2 --config.proxy.keep=8 => with config.proxy.keep=8: a proxy chooses imag
+plan quickstart --config.augment.cutmix_alpha=0.2 --config.proxy.keep=8 => with config.proxy.keep=8: a proxy choose
+plan imagenette --config.phases.image_size=(64,96,128) --config.phases.first_epoch=(0,0.5,1.0) => shares of the run, which are below 1
+plan imagenette --config.phases.image_size=(64,96,128) --config.phases.first_epoch=(0.2,0.5,0.8) => shares of the run, which are below 1
+plan imagenette --config.phases.image_size=(64,96,128) --config.phases.first_epoch=(0,0.8,0.5) => shares of the run, which are below 1
+plan imagenette --config.phases.image_size=(64,96,128) --config.phases.first_epoch=(0,0.5,2) => shares of the run, which are below 1
+plan imagenette --config.phases.image_size=(64,96,128) --config.phases.first_epoch=(0,1.5,3) => give whole epochs, or shares of the run below 1
+plan quickstart --config.epochs=3 --config.schedule.segments=((0,2,0.1,0.5),(2,5,0.5,0.1)) => epochs=3.0 with config.schedule.segments=
+plan quickstart --config.epochs=3 --config.optimizer.momentum_segments=((0,2,0.1,0.5),(2,5,0.5,0.1)) => 3.0 with config.optimizer.mom
+--config.proxy.keep=101 => config.proxy.keep=101: it must be a multiple of
+plan quickstart --devices=4 --config.proxy.keep=50 => config.proxy.keep=50: it must be a multiple of
+report none --out=no/r.html => no/r.html cannot be written (No such file or directory)
+report . --out= => --out is empty: name the file to write.
+report --out=r.html => name the folder of a run
+report none --out=r.html => is no folder
+report . --watch=0.5 => range [1.0, 86400.0]
+train quickstart --workdir=a --profile=9:3 => --profile=9:3: name the first
+evaluate --config=imagenet_lars:4096 --config.pretrained.path=x.safetensors => x.safetensors does not exist
+evaluate --config=imagenet_lars:4096 --config.pretrained.path=x.safetensors --config.pretrained.head=new => set --config.pretrained.head=keep
+evaluate --config=quickstart --config.pretrained.path=x.safetensors => config.data.mean and config.data.std are empty
+plan finetune --config.pretrained.path=hf://timm/small/pytorch_model.bin => write hf://OWNER/NAME, or hf://OWNER/NAME@REVISION/FILE with a FILE of .safetensors; pickles are not loaded
+export run --out=net => --format is missing
+export run --format=onnx => --out is missing
+export run --format=pth --out=net => flag --format=pth: value should be one of <onnx|stablehlo|
+export run --format=stablehlo --fold --out=net => --fold=True has no effect beside --format=sta
+export run --format=stablehlo --out=net => holds no whole checkpoint
+--config.data.name=cifar100 => config.data.image_size=8, but cifar100 has 32: set --config.data.image_size=32, or the path of a data set of your own.
+plan quickstart --config.data.name=cifar100 --config.data.image_size=32 => set --config.data.classes=100
+evaluate run --logits=a.npz --config.eval.mode=center,flip => is for one mode
+evaluate run --logits=logits.txt => ends with .npz
+evaluate run --logits=none/a.npz => none/a.npz cannot be written (No such
 recipes imagenet18:4 => imagenet18:4: there is no such recipe or file: did you mean imagenet18?
 stored model=... => there is no config.model
 stored model={"name":[1]} => config.model.name=(1,): choose one of airbench

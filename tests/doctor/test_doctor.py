@@ -1,5 +1,6 @@
 """The command, in this process and beside a broken or hanging runtime in another."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,13 +10,12 @@ import time
 import pytest
 from commands import ROOT, environment
 from in_process import command, mistake
+from test_doctor_checks import ON_CPU
 
 from jaxspeed.doctor import child, devices, machine, rules
 from jaxspeed.doctor.findings import Finding, hint, mend
-from jaxspeed.doctor.rules import Facts
 
-CPU = {"kind": "cpu", "dtype": "float32", "tflops": 0.2, "gb_s": 20.0, "free_bytes": 10**12}
-FACTS = Facts(platform="cpu", kinds=("cpu",) * 8, ceilings=(CPU,), environment="jax: 1")
+FACTS = dataclasses.replace(ON_CPU, kinds=("cpu",) * 8, environment="jax: 1")
 
 
 @pytest.fixture(autouse=True)

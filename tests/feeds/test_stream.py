@@ -14,7 +14,7 @@ from PIL import Image
 from recipes import get_config
 from tolerances import EQUAL, assert_equal
 from toy import MIXED
-from toy_images import params_of, toy_stream
+from toy_images import killed_at, params_of, toy_stream
 
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
@@ -26,7 +26,6 @@ from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate, predictions_of
 from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
-from jaxspeed.run.saver import Saver
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import open_data, plan_of
 from jaxspeed.run.trainer import Trainer
@@ -114,27 +113,13 @@ def test_one_device_counts_as_eight(finished, places):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
-def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop, monkeypatch):
+def test_a_run_goes_on_at_any_step(finished, places, tmp_path, stop):
   whole, _ = finished
   fields = {"checkpoint.every_seconds": 0.0, "checkpoint.keep": 9}
   config = toy_stream(*places, **MIXED, **fields)
   folder = tmp_path / "killed"
-
-  class Killed(Exception):
-    pass
-
-  save = Saver.save
-
-  def save_then_die(self, step, carry, **named):
-    save(self, step, carry, **named)
-    if step == stop:
-      raise Killed
-
-  monkeypatch.setattr(Saver, "save", save_then_die)
-  monkeypatch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
-  with pytest.raises(Killed):
+  with killed_at(stop):
     train(config, str(folder))
-  monkeypatch.setattr(Saver, "save", save)
   train(config, str(folder))
   (step_1, carry_1), (step_2, carry_2) = params_of(whole), params_of(folder)
   assert step_1 == step_2 == 4

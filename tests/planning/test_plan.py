@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from in_process import mistake
 from made_plans import config_with, plan_with
 
 from jaxspeed.errors import UserError
@@ -188,66 +187,6 @@ def test_an_evaluation_batch_is_no_larger_than_a_devices_part(images, batch, dev
   assert plan.eval_batch_size == expected
 
 
-# A recipe with flags, and what is said of it: kinds of fields (`config.kinds`), bounds and
-# conditions between fields that config/test_mistakes.py has not.
-REFUSED = """
---config.cost_per_hour=-0.5 => cost_per_hour=-0.5: it must be a number from 0 to
---config.cost_per_hour=nan => it must be a number from 0 to
---config.label_smoothing=1 => label_smoothing=1: it must be a number from 0 and below 1.
---config.schedule.peak=0 => config.schedule.peak=0: it must be a number above 0
---config.schedule.peak=inf => it must be a number above 0
-cifar10_airbench:94_muon --config.optimizer.muon_coefficients=(1,2) => must be a tuple of 3, each
---config.schedule.segments=((1,5,0.1,0.2),) => the first from epoch 0 on and each from
---config.schedule.segments=((0,5,0.1,0.2),(0,6,0.2,0.1)) => it must be segments of four
---config.schedule.segments=((0,5,0.1,nan),) => it must be segments of four
---config.schedule.segments=((0,5,1,2),(7,9,2,1),(5,7,2,1)) => it must be segments of four
---config.data.std=(1,) => config.data.std=(1,): it must be three numbers above 0 in units
---config.data.std=(1,0,1) => it must be three numbers above 0
---config.data.last_batch=keep => choose one of drop, carry_over.
---config.schedule.warmup=1 => schedule.warmup=1: it must be a number from 0 and below 1.
---config.augment.cutout=8 => cutout=8 with config.data.image_size=8: it must be less than
---config.augment.cutmix=8 => cutmix=8 with config.data.image_size=8: it must be less than
---config.augment.crop_padding=8 => config.data.image_size=8: it must be less than that.
---devices=8 --config.batch_size=24 SQUARES => cutmix cannot pair: set --config.batch_size to a mul
---devices=8 --config.batch_size=24 --config.augment.mixup=0.2 => 3 images, which config.augment.mix
---devices=8 --config.batch_size=24 --config.augment.cutmix_alpha=0.2 => cutmix_alpha cannot pair
---config.augment.mixup=0.2 SQUARES => mixup=0.2 with config.augment.cutmix=3: both mix an image with
---config.augment.cutmix_alpha=0.2 SQUARES => cutmix_alpha=0.2 with config.augment.cutmix=3: both mix
---config.augment.mixup=0.2 --config.proxy.keep=8 => with config.proxy.keep=8: a proxy chooses imag
---config.augment.cutmix_alpha=0.2 --config.proxy.keep=8 => with config.proxy.keep=8: a proxy choose
-PHASES=(0,0.5,1.0) => shares of the run, which are below 1
-PHASES=(0.2,0.5,0.8) => shares of the run, which are below 1
-PHASES=(0,0.8,0.5) => shares of the run, which are below 1
-PHASES=(0,0.5,2) => shares of the run, which are below 1
-PHASES=(0,1.5,3) => give whole epochs, or shares of the run below 1
---config.epochs=3 --config.schedule.segments=SEGMENTS => epochs=3.0 with config.schedule.segments=
---config.epochs=3 --config.optimizer.momentum_segments=SEGMENTS => 3.0 with config.optimizer.mom
---config.proxy.keep=101 => config.proxy.keep=101: it must be a multiple of
---devices=4 --config.proxy.keep=50 => config.proxy.keep=50: it must be a multiple of
-"""
-SHORT = {
-  "SQUARES": "--config.augment.cutmix=3 --config.augment.cutmix_epochs=1",
-  "SEGMENTS": "((0,2,0.1,0.5),(2,5,0.5,0.1))",
-  "PHASES": "imagenette --config.phases.image_size=(64,96,128) --config.phases.first_epoch",
-}
-
-
-@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
-def test_what_no_run_can_have_is_refused(line):
-  words, _, expected = line.partition(" => ")
-  for short, long in SHORT.items():
-    words = words.replace(short, long)
-  recipe = ["quickstart"] if words.startswith("--") else []
-  assert expected in mistake("plan", *recipe, *words.split())
-
-
-def test_the_least_and_the_most_are_allowed():
-  least = dict(data__classes=2, augment__cutout=0, cost_per_hour=0.0, eval__batch_size=1)
-  most = dict(seed=2**31 - 1, schedule__warmup=0.999, data__mean=(), data__std=())
-  plan_with(**least, **most)
-  squares = dict(augment__cutmix=3, augment__cutmix_epochs=1.0)
-  assert plan_with(batch_size=96, devices=8, **squares).cutmix_steps == 520
-  for name in ("schedule__segments", "optimizer__momentum_segments"):
-    assert plan_with(epochs=5.0, **{name: ((0, 2, 0.1, 0.5), (2, 5, 0.5, 0.1))}).epochs == 5
+def test_a_net_needs_some_pixels():
   with pytest.raises(UserError, match="image_size=7: resnet9 needs images of at least 8 pixels"):
     plan_with(data__image_size=7)

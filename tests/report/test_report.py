@@ -232,17 +232,9 @@ def test_no_command_replaces_what_is_a_runs(tmp_path, place, words):
   assert inside.read_text() == "{}" and not os.listdir(run / "tensorboard")
 
 
-def test_the_place_of_a_report_is_checked_before_the_runs_are_read(tmp_path):
-  page = tmp_path / "no" / "r.html"
-  assert "No such file or directory" in mistake("report", str(tmp_path / "none"), f"--out={page}")
-  assert mistake("report", str(tmp_path), "--out=") == "--out is empty: name the file to write."
-  assert mistake("report", "").startswith("name the folder of a run")
-  out = f"--out={tmp_path / 'r.html'}"
-  assert "name the folder of a run" in mistake("report", out)
-  assert "is no folder" in mistake("report", str(tmp_path / "none"), out)
-  assert "holds no run" in mistake("report", str(tmp_path), out)
+def test_a_folder_without_runs_has_no_report(tmp_path):
+  assert "holds no run" in mistake("report", str(tmp_path), f"--out={tmp_path / 'r.html'}")
   assert not (tmp_path / "r.html").exists()
-  assert "range [1.0, 86400.0]" in mistake("report", str(tmp_path), "--watch=0.5")
 
 
 def test_what_is_published_is_shown_where_there_is_something(tmp_path):

@@ -1,33 +1,25 @@
 """The best evaluation, its checkpoint, patience and traces, in rows and in runs."""
 
 import json
-import re
-import shutil
 import types
 
 import jax
 import pytest
 from fits import Net, bits, digits  # noqa: F401  a fixture
-from in_process import command, mistake
 from made_plans import config_with
+from toy_images import Killed, killed_at
 
 import jaxspeed
 from jaxspeed.errors import UserError
 from jaxspeed.run import epoch_report, restore
-from jaxspeed.run import predict as predict_lib
 from jaxspeed.run.epoch_report import reason_to_stop
 from jaxspeed.run.profile import Profile, check_steps, parse_steps
 from jaxspeed.run.restore import best_step
-from jaxspeed.run.saver import Saver
 from jaxspeed.run.trainer import Trainer
 
 # Accuracies by epoch; the fourth equals the second, which came first. An epoch has three steps.
 TOP1 = (0.2, 0.6, 0.4, 0.6, 0.5)
 BEST, LAST = 6, 15
-
-
-class Killed(BaseException):
-  """What ends a run here in place of kill -9: nothing in the package catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -83,21 +75,8 @@ def test_the_best_checkpoint_is_kept_and_the_last_epoch_counts(whole):
   assert jaxspeed.load(whole, model=Net()).step == LAST
 
 
-def kill_before_saving(monkeypatch, step):
-  """The next save of `step` kills the run, whose row of that step is written."""
-  save = Saver.save
-
-  def saving(self, at, *arguments, **options):
-    if at == step:
-      raise Killed
-    save(self, at, *arguments, **options)
-
-  monkeypatch.setattr(Saver, "save", saving)
-
-
-def test_a_killed_run_ends_with_the_same_best_checkpoint(fit, whole, tmp_path, monkeypatch):
-  with monkeypatch.context() as patch, pytest.raises(Killed):
-    kill_before_saving(patch, LAST)
+def test_a_killed_run_ends_with_the_same_best_checkpoint(fit, whole, tmp_path):
+  with killed_at(LAST, saved=False):
     fit(tmp_path / "a")
   assert {path.name for path in (tmp_path / "a" / "checkpoints").iterdir()} == {str(BEST)}
   fit(tmp_path / "a")
@@ -116,12 +95,15 @@ def test_a_run_saved_before_its_evaluation_writes_the_row_once(fit, whole, tmp_p
   with monkeypatch.context() as patch, pytest.raises(Killed):
     patch.setattr(Trainer, "_validate", save_and_die)
     fit(tmp_path / "a")
-  with monkeypatch.context() as patch, pytest.raises(Killed):
-    kill_before_saving(patch, BEST)
+  with killed_at(BEST, saved=False):
     fit(tmp_path / "a")
   assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 2
+  manifest = tmp_path / "a" / "checkpoints" / str(BEST) / "manifest.json"
+  saved = manifest.read_bytes()
   fit(tmp_path / "a")
   assert content(tmp_path / "a") == content(whole)
+  # It is saved once: between two renames there would be none of its step.
+  assert manifest.read_bytes() == saved
 
 
 def test_patience_ends_a_run_for_good(fit, tmp_path):
@@ -139,27 +121,6 @@ def test_patience_ends_a_run_for_good(fit, tmp_path):
   # What would end the run does not depend on who asks it to stop.
   with pytest.raises(jaxspeed.UserError, match="config.patience: 2 -> 3"):
     fit(tmp_path / "a", patience=3)
-
-
-def test_a_damaged_or_missing_best_checkpoint_is_told_with_what_there_is(whole, tmp_path):
-  folder = shutil.copytree(whole, tmp_path / "a")
-  best = folder / "checkpoints" / str(BEST)
-  for file in best.rglob("d/*"):
-    file.write_bytes(file.read_bytes()[:-1])
-  for fault in ("it cannot be read.*", "there is no finished checkpoint"):
-    with pytest.raises(jaxspeed.UserError) as error:
-      jaxspeed.load(folder, step="best", model=Net())
-    assert re.fullmatch(f".*/6: {fault}; steps there: 15\\.", str(error.value))
-    shutil.rmtree(best, ignore_errors=True)
-
-
-def test_a_command_takes_the_best_step(whole, monkeypatch):
-  asked = []
-  monkeypatch.setattr(predict_lib, "run_predictor", lambda _, step: asked.append(step))
-  monkeypatch.setattr(predict_lib, "predict", lambda *_, **__: [[]])
-  for word in ("best", "6"):
-    command("predict", f"--workdir={whole}", f"--step={word}", "a.png")
-  assert asked == ["best", "6"]
 
 
 def test_a_trace_is_written_for_tensorboard_and_perfetto(whole):
@@ -217,14 +178,11 @@ def test_the_steps_that_are_traced(monkeypatch, tmp_path, steps, how, traced, sa
   assert said in "".join(told) and len(told) == (steps is not None)
 
 
-def test_words_that_name_no_steps_are_a_mistake_before_anything_is_written(tmp_path):
+def test_words_that_name_no_steps_are_a_mistake():
   assert parse_steps("3:7") == (3, 7)
   for text in ("5:3", "0:2", "-1:3", "a:b", "7", ":", "3:", "1:2:3", "1:٣", "1.5:2"):
     with pytest.raises(UserError, match="name the first and the last step to trace, counted fr"):
       parse_steps(text)
-  train = ("train", "--config=quickstart", f"--workdir={tmp_path / 'a'}")
-  assert mistake(*train, "--profile=9:3").startswith("--profile=9:3: name the first")
-  assert not (tmp_path / "a").exists()
   check_steps((1, 9), 9)
   with pytest.raises(UserError, match="steps 3 to 10 cannot be traced .* the run has 9 steps"):
     check_steps((3, 10), 9)

@@ -13,17 +13,13 @@ from jaxspeed.files import dump_json
 from jaxspeed.run.epoch_report import BrokenImages
 
 
-def config(max_broken=0.01):
-  recipe = load_recipe("imagenette.py")
-  recipe.data.max_broken = max_broken
-  return recipe
-
-
 def ledger(folder, max_broken=0.5):
   """The broken images of a run, and a function that notes some that its feed finds."""
+  config = load_recipe("imagenette.py")
+  config.data.max_broken = max_broken
   plan, found = types.SimpleNamespace(train_images=100, eval_images=20), {}
   feed = types.SimpleNamespace(take_broken=lambda: dict(found))
-  run = types.SimpleNamespace(folder=folder, plan=plan, config=config(max_broken), feed=feed)
+  run = types.SimpleNamespace(folder=folder, plan=plan, config=config, feed=feed)
   broken = BrokenImages(run)
 
   def note(images):
@@ -40,15 +36,6 @@ def lines(folder):
 
 def images(kind, count, reason="it is empty"):
   return {(kind, f"{kind}/{number}.jpg"): reason for number in range(count)}
-
-
-def test_one_image_is_let_pass_unless_the_share_is_0():
-  cases = (50_000, 0.01, 500), (199, 0.01, 1), (13, 0.01, 1), (13, 0.0, 0), (9, 1.0, 9)
-  for count, share, most in cases:
-    require_few(images("eval", most), {"eval": count}, share)
-    if most < count:
-      with pytest.raises(UserError, match=rf"allows {most:,}: "):
-        require_few(images("eval", most + 1), {"eval": count}, share)
 
 
 def test_all_images_are_listed_once_and_a_few_are_told(tmp_path):
@@ -110,6 +97,11 @@ def test_too_many_end_the_run_with_the_file_that_lists_them(tmp_path):
   assert line.startswith("3 evaluation images could not be read, left out of the accuracies: eval/")
   with pytest.raises(UserError, match=r"3 of 299 .*allows 2: .*max_broken=0.0101: "):
     require_few(images("eval", 3), {"eval": 299}, 0.01)
+  # One is let pass unless the share is 0.
+  for count, share, most in ((50_000, 0.01, 500), (13, 0.01, 1), (13, 0.0, 0), (9, 1.0, 9)):
+    require_few(images("eval", most), {"eval": count}, share)
+    with pytest.raises(UserError, match=rf"allows {most:,}: "):
+      require_few(images("eval", most + 1), {"eval": count}, share)
 
 
 @pytest.mark.parametrize("number", [0, 1])

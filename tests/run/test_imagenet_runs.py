@@ -4,18 +4,17 @@ import jax
 import numpy as np
 import pytest
 from toy import load_recipe
-from toy_images import params_of
+from toy_images import killed_at, params_of
 
 from jaxspeed.records.writer import read_metrics
-from jaxspeed.run.saver import Saver
 from jaxspeed.run.session import train
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.float16]
 
 
-def toy_imagenet18():
-  """The recipe of one machine in 3 epochs of 5 steps, of a small net on noise."""
+def test_all_phases_of_imagenet18_and_a_kill_in_a_later_one(tmp_path):
+  # The recipe of one machine in 3 epochs of 5 steps, of a small net on noise.
   config = load_recipe("imagenet18.py", "1")
   assert config.phases.copies == (160, 352, 0)
   config.epochs = 3.0
@@ -27,11 +26,7 @@ def toy_imagenet18():
   config.average.update(kind="ema", decay=0.9)
   config.eval.update(batch_size=1, shapes=2)
   config.checkpoint.update(every_seconds=0.0, keep=20)
-  return config
-
-
-def test_all_phases_of_imagenet18_and_a_kill_in_a_later_one(tmp_path, monkeypatch):
-  config, whole = toy_imagenet18(), tmp_path / "whole"
+  whole = tmp_path / "whole"
   result = train(config, str(whole))
   rows = read_metrics(whole)
   # 72 images: 3 steps of 32, then 5 of 16 twice, the last ones short.
@@ -46,15 +41,7 @@ def test_all_phases_of_imagenet18_and_a_kill_in_a_later_one(tmp_path, monkeypatc
   kernels = [t["stem"]["conv"]["kernel"] for t in (state.ema["params"], state.params)]
   assert not np.array_equal(*map(np.asarray, kernels))
 
-  def save_then_die(self, step, carry, **named):
-    save(self, step, carry, **named)
-    if step == 5:
-      raise InterruptedError
-
-  save = Saver.save
-  with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-    patch.setattr(Saver, "save", save_then_die)
-    patch.setattr("jaxspeed.run.loss_watcher._STEPS_AHEAD", 0)  # so that each step is saved
+  with killed_at(5):
     train(config, str(tmp_path / "run"))
   train(config, str(tmp_path / "run"))
   jax.tree.map(np.testing.assert_array_equal, state, params_of(tmp_path / "run")[1].state)

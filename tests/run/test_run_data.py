@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-from PIL import Image
 from tiny_sets import write_npy
 from toy import digits
 
@@ -15,7 +14,6 @@ from jaxspeed.errors import UserError
 from jaxspeed.planning.make import make_plan
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.evaluation import evaluate
-from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config
 from jaxspeed.run.session import train
 
@@ -27,16 +25,24 @@ def write_arrays(folder, classes=3, size=12):
   return write_npy(folder, images, labels)
 
 
-def test_a_run_goes_on_with_its_own_images_only(finished, tmp_path, monkeypatch):
+def test_a_run_without_a_result_is_evaluated_again_on_its_own_images_only(
+  finished, tmp_path, monkeypatch
+):
   folder = shutil.copytree(finished[0], tmp_path / "run")
-  (folder / "result.json").unlink()  # as a kill after the last checkpoint
+  for name in ("result.json", "predictions.npz"):  # as a kill after the last checkpoint
+    (folder / name).unlink()
   *_, manifest = folder.glob("checkpoints/*/manifest.json")
   assert re.fullmatch("arrays [0-9a-f]{8}", json.loads(manifest.read_text())["images"])
   monkeypatch.setattr(Arrays, "fingerprint", "arrays 00000000")
   with pytest.raises(UserError, match="images of this run have changed since its checkpoint of"):
     train(digits(), str(folder))
   monkeypatch.setattr(Arrays, "fingerprint", "shards 00000000")  # of another kind
-  assert train(digits(), str(folder))["top1"] == finished[1]["top1"]
+  again = train(digits(), str(folder))
+  for name in ("top1", "macro_top1", "ece", "per_class", "confusion"):
+    assert again[name] == finished[1][name], name
+  assert again["seconds"]["train"] == finished[1]["seconds"]["train"]
+  for name in ("predictions.npz", "metrics.jsonl"):
+    assert (folder / name).read_bytes() == (finished[0] / name).read_bytes()
 
 
 def test_tuning_leaves_the_test_set_alone(tmp_path, capsys):
@@ -72,23 +78,6 @@ def test_tuning_leaves_the_test_set_alone(tmp_path, capsys):
   ):
     with pytest.raises(UserError, match=words):
       train(digits(**fields), str(tmp_path / "b" if fields else folder))
-
-
-def test_own_arrays_decide_their_size_and_classes(tmp_path, capsys):
-  """The digits' recipe, with a path alone."""
-  data = write_arrays(tmp_path / "mine")
-  (data / "classes.txt").write_text("cat\ndog\nred fox\n")
-  config = digits(epochs=1.0, **{"data.path": str(data)})
-  result = train(config, str(tmp_path / "run"))
-  printed = capsys.readouterr().out
-  assert "the arrays decide: data.image_size=12 in place of the recipe's 8, data.classes" in printed
-  stored = result["config"]["data"]
-  assert (stored["image_size"], stored["classes"], stored["train_images"]) == (12, 3, 179)
-  assert train(config, str(tmp_path / "run")) == result
-  assert evaluate(tmp_path / "run")[0]["top1"] == result["top1"]
-  Image.fromarray(np.load(data / "images.npy")[1]).save(tmp_path / "a.png")
-  (row,) = predict(run_predictor(tmp_path / "run"), [str(tmp_path / "a.png")])
-  assert {name for name, _ in row} == {"cat", "dog", "red fox"}
 
 
 def test_a_run_is_evaluated_on_data_of_its_kind_and_names_only(finished, tmp_path):

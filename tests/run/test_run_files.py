@@ -148,10 +148,10 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(run, tmp_path, monkey
   (folder / "result.json").unlink()
   shutil.rmtree(folder / "checkpoints" / "18")
 
-  def saving(folder, step, *arguments, **options):
-    if step == 18:
+  def saving(folder, saved, *options):
+    if saved.step == 18:
       raise OSError(errno.ENOSPC, "No space left on device")
-    save(folder, step, *arguments, **options)
+    save(folder, saved, *options)
 
   monkeypatch.setattr(checkpoint, "save", saving)
   words = r"of step 18 could not be written .*\(No space left on device\): the run stops, the last "
@@ -178,11 +178,11 @@ def test_a_checkpoint_waits_for_the_rows_before_it(tmp_path, monkeypatch):
 def test_a_slow_save_gives_signs_of_life(tmp_path, monkeypatch):
   save, beats = checkpoint.save, []
 
-  def slow(*arguments, **options):
+  def slow(*arguments):
     before, deadline = len(beats), time.monotonic() + 60
     while len(beats) < before + 5 and time.monotonic() < deadline:
       time.sleep(0.01)
-    save(*arguments, **options)
+    save(*arguments)
 
   monkeypatch.setattr(checkpoint, "save", slow)
   monkeypatch.setattr(saver, "heartbeat", lambda: beats.append(0))
@@ -197,7 +197,7 @@ def test_weights_that_are_not_finite_have_no_accuracies(run, tmp_path):
   carry = jax.tree.map(np.asarray, restored.tree)
   average = jax.tree.map(lambda x: np.full_like(x, np.nan), carry.state.ema)
   carry = carry.replace(state=carry.state.replace(ema=average))
-  checkpoint.save(folder, 18, carry, restored.clock)
+  checkpoint.save(folder, restored._replace(tree=carry), 2, (), None)
   with pytest.raises(UserError, match="mean loss of 297 images is nan: the weights give logits"):
     evaluate(folder)
   Image.new("RGB", (8, 8)).save(tmp_path / "a.png")

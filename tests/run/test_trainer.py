@@ -146,19 +146,6 @@ def test_figures_by_class_are_those_of_the_images_predictions(finished):
   assert list(result["per_class"]) == list(map(str, range(10)))
 
 
-def test_a_run_that_ended_before_its_result_evaluates_its_last_weights_again(finished, tmp_path):
-  folder, result = finished
-  copy = shutil.copytree(folder, tmp_path / "a")
-  for name in ("result.json", "predictions.npz"):
-    (copy / name).unlink()
-  again = train(digits(), str(copy))
-  for name in ("top1", "macro_top1", "ece", "per_class", "confusion"):
-    assert again[name] == result[name], name
-  assert again["seconds"]["train"] == result["seconds"]["train"]
-  for name in ("predictions.npz", "metrics.jsonl"):
-    assert (copy / name).read_bytes() == (folder / name).read_bytes()
-
-
 def test_several_runs_share_one_compilation_and_go_on_where_they_were_killed(
   finished, tmp_path, capsys
 ):
