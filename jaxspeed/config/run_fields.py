@@ -218,6 +218,8 @@ class Records(Group):
   thumbnails: Annotated[int, Field(ge=0, le=32)] = 24
   """most images of a kind that a run leaves for its report, of at most 64 pixels a side: of the
   highest loss, correct ones, and of a training batch; 0: no thumbnails.npz"""
+  note: kinds.Text = ""
+  """a sentence that plan and train print: what a recipe chose and why, or what a run is for"""
   author: kinds.Text = "jaxspeed"
   """author in the DAWNBench entry"""
   author_email: kinds.Text = "jaxspeed@example.org"
@@ -227,10 +229,7 @@ class Records(Group):
 
 
 class Given(Group):
-  """Objects that `jaxspeed.fit` was given in place of fields, in words; '': none.
-
-  They say in the run's folder what was trained; a command cannot set them.
-  """
+  """Objects that `jaxspeed.fit` was given in place of fields, in words; no command sets them."""
 
   model: kinds.Text = ""
   optimizer: kinds.Text = ""

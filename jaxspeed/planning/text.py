@@ -12,7 +12,7 @@ from jaxspeed.planning.plan import Plan, momenta
 
 
 def describe(config: ConfigDict, plan: Plan) -> str:
-  """The plan as text: steps and images of the phases, learning rates, evaluation."""
+  """The plan as text: steps and images of the phases, learning rates, evaluation, its note."""
   rate = plan.table["learning_rate"]
   turns = sorted({0, int(np.argmax(rate)), plan.total_steps - 1})
   lines = [f"{config.name}: {plan.total_steps} steps, {plan.examples(plan.total_steps)} images"]
@@ -30,7 +30,7 @@ def describe(config: ConfigDict, plan: Plan) -> str:
   lines += [f"learning rate at step {step + 1}: {rate[step]:.6g}" for step in turns]
   modes = " -> ".join(dict.fromkeys(phase.eval_mode for phase in plan.phases))
   lines.append(f"evaluation: {plan.eval_images} images, mode {modes}")
-  return "\n".join(lines)
+  return "\n".join([*lines, *filter(None, [config.records.note])])
 
 
 # What `Published.rates_for` means.

@@ -45,7 +45,8 @@ def print_header(
   )
   of_options = options.notes(config.deterministic, config.conv_fusion, jax.default_backend())
   of_data = (*data.notes, *uneven_classes(config, data))
-  for note in (*notes, *of_data, *left_out(config, plan), *of_options):
+  own = config.records.note
+  for note in filter(None, (own, *notes, *of_data, *left_out(config, plan), *of_options)):
     screen.line(note)
 
 
