@@ -99,7 +99,7 @@ evaluate run --step=abc => has no checkpoint of step abc; move
 predict a.png => a.png is not a folder of a run: name the run first
 predict --workdir=nowhere => name one or more image files
 --config.cost_per_hour=nan => it must be a number from 0 to
---config.schedule.peak=0 => config.schedule.peak=0: it must be a number above 0
+--config.schedule.peak=0 => config.schedule.peak=0.0: it must be a number above 0
 plan cifar10_airbench:94_muon --config.optimizer.muon_coefficients=(1,2) => must be a tuple of 3, each
 --config.schedule.segments=((1,5,0.1,0.2),) => the first from epoch 0 on and each from
 --config.schedule.segments=((0,5,0.1,nan),) => it must be segments of four
@@ -107,7 +107,7 @@ plan cifar10_airbench:94_muon --config.optimizer.muon_coefficients=(1,2) => must
 --config.data.std=(1,) => config.data.std=(1,): it must be three numbers above 0 in units
 --config.data.std=(1,0,1) => it must be three numbers above 0
 --config.data.last_batch=keep => choose one of drop, carry_over.
---config.schedule.warmup=1 => schedule.warmup=1: it must be a number from 0 and below 1.
+--config.schedule.warmup=1 => schedule.warmup=1.0: it must be a number from 0 and below 1.
 --config.augment.cutout=8 => cutout=8 with config.data.image_size=8: it must be less than
 --config.augment.cutmix=8 => cutmix=8 with config.data.image_size=8: it must be less than
 --config.augment.crop_padding=8 => config.data.image_size=8: it must be less than that.
