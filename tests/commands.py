@@ -4,31 +4,32 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def environment() -> dict[str, str]:
-  """This process's environment without the eight virtual devices of the tests."""
+def environment(**more: str) -> dict[str, str]:
+  """This process's environment without the eight virtual devices of the tests, and with `more`."""
   names = ("JAX_NUM_CPU_DEVICES", "PJRT_NPROC")
-  return {k: v for k, v in os.environ.items() if k not in names}
+  return {k: v for k, v in os.environ.items() if k not in names} | more
 
 
-def start(module: str, *arguments: str, **options) -> subprocess.Popen[str]:
-  """`python -m jaxspeed.MODULE` in the checkout's folder."""
-  return subprocess.Popen(
-    [sys.executable, "-m", f"jaxspeed.{module}", *arguments],
-    cwd=ROOT,
-    env=environment(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    **options,
-  )
+def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+  """This Python: `-m jaxspeed.MODULE ...` or `-c CODE ...`, in the checkout's folder."""
+  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+  own = {"cwd": ROOT, "env": environment()} | pipes
+  return subprocess.Popen([sys.executable, *arguments], **own | options)
 
 
-def run(module: str, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-  """The same, to its end."""
-  process = start(module, *arguments)
-  out, err = process.communicate(timeout=timeout)
-  return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+def run(*command: str, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+  """A command to its end, by default in the checkout's folder; it must end with `code`, or any."""
+  fixed = {"cwd": ROOT, "env": environment(), "timeout": 300}
+  done = subprocess.run(command, capture_output=True, text=True, **fixed | options)
+  assert code in (None, done.returncode), (done.returncode, done.stdout, done.stderr[-3000:])
+  return done
+
+
+def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+  """`start`, to its end, as `run` does it."""
+  return run(sys.executable, *arguments, **options)

@@ -100,14 +100,7 @@ def module_folder(
   import jaxspeed.models.make  # noqa: F401  registers the package's own
   from jaxspeed.config import registry
 
-  tables: list[dict] = [
-    registry.FAMILIES,
-    registry.OPTIMIZERS,
-    registry.DATA_SETS,
-    registry.SCALARS,
-    registry.LOSSES,
-    registry.AUGMENTATIONS,
-  ]
+  tables = [each for each in vars(registry).values() if isinstance(each, registry.Registry)]
   known, modules = [dict(table) for table in tables], set(sys.modules)
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", [path for path in sys.path if path])

@@ -8,10 +8,12 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from commands import ROOT
+from made_rows import one_result
 from ml_collections import ConfigDict
 
 from jaxspeed.config.checks import with_overrides
@@ -109,10 +111,8 @@ def seconds(train: float = 30.0, to_target: float | None = 12.0) -> dict[str, An
 
 def result_of(top1: float = 0.95, **values: Any) -> dict[str, Any]:
   """The content of a run's result.json."""
-  config = {"target": 0.94, "target_metric": "top1"}
-  where = {"evaluated_on": "test", "device": "cpu", "versions": {}, "commit": None}
-  figures = {"top1": top1, "top5": 0.99, "seconds": seconds(), "seed": 0, "command": "train"}
-  return {"config": config} | where | figures | values
+  own = {"config": {"target": 0.94, "target_metric": "top1"}, "top5": 0.99, "seed": 0}
+  return one_result(top1, **own | {"seconds": seconds()} | values)
 
 
 class Fake(Executor):
@@ -182,13 +182,9 @@ def lock_elsewhere(path: pathlib.Path) -> Iterator[None]:
     os.close(descriptor)
 
 
-# What stands for Python in a job: it reads --workdir=, and does what the lines of the file `plan`
-# beside the runs say about it. `once` does the rest of its line at the first start only.
-_PYTHON = """\
-#!/usr/bin/env bash
-for word in "$@"; do
-  case "$word" in --workdir=*) workdir=${word#*=} ;; esac
-done
+# A trainer does what the lines of the file `plan` beside the runs say of its job; `once` does the
+# rest of its line at the first start only.
+_PLANNED = """\
 job=${workdir##*/} all=${workdir%/*/*}
 echo "$*" >>"$workdir/arguments"
 starts=$(wc -l <"$workdir/arguments")
@@ -222,7 +218,21 @@ def fake_python(root: pathlib.Path, plan: Mapping[str, Sequence[str]]) -> str:
   (root / "plan").write_text("".join(lines))
   (root / "result.json").write_text(json.dumps(result_of()))
   (root / "log").touch()
-  return program(root / "python", _PYTHON)
+  return python_for(root, _PLANNED)
+
+
+def python_for(folder: pathlib.Path, trainer: str) -> str:
+  """A program in place of Python: its path. A trainer is these lines, which know $workdir."""
+  return program(
+    folder / "python",
+    f"""\
+#!/usr/bin/env bash
+[ "$2" != jaxspeed.launch.supervisor ] || exec {sys.executable} "$@"
+for word; do
+  case "$word" in --workdir=*) workdir=${{word#*=}} ;; esac
+done
+{trainer}""",
+  )
 
 
 def program(path: pathlib.Path, text: str) -> str:

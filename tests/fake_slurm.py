@@ -6,10 +6,9 @@
 import os
 import pathlib
 import subprocess
-import sys
 from collections.abc import Sequence
 
-from fake_jobs import program
+from fake_jobs import program, python_for
 
 _HEAD = """\
 #!/usr/bin/env bash
@@ -72,13 +71,8 @@ exit "$worst"
 }
 # A trainer: writes its words down, and ends as the file `codes` says of its task: with a code, with
 # a result and 0 (done), by a signal (-9), or with 85 after a SIGTERM to its task (saves).
-_PYTHON = """\
-#!/usr/bin/env bash
-[ "$2" != jaxspeed.launch.supervisor ] || exec {python} "$@"
+_TRAINER = """\
 echo "$*" >>"$FAKE_SLURM/trained"
-for word; do
-  case "$word" in --workdir=*) workdir=${word#*=} ;; esac
-done
 echo "task $SLURM_PROCID prints"
 code=$(sed -n "$((SLURM_PROCID + 1))p" "$FAKE_SLURM/codes")
 case $code in
@@ -99,7 +93,7 @@ class FakeSlurm:
     self.bin.mkdir(parents=True)
     for name, text in _COMMANDS.items():
       program(self.bin / name, _HEAD + text)
-    self.python = program(folder / "python", _PYTHON.replace("{python}", sys.executable))
+    self.python = python_for(folder, _TRAINER)
     for name in ("calls", "jobs", "trained"):
       self.write(name, "")
     self.write("number", "99")

@@ -1,16 +1,10 @@
-"""Faults made for real on runs of jaxspeed.train: what is done to them, and what has to come of it.
-
-Each function makes one fault, asserts what follows, and returns what was seen (`came_to`), which
-the tests of tests/campaign keep as a property of the test (`pytest --junitxml`).
-"""
+"""Runs of jaxspeed.train for real faults, and what has to come of them (tests/campaign)."""
 
 import contextlib
-import dataclasses
 import functools
 import json
 import pathlib
 import re
-import signal
 import time
 import zlib
 from collections.abc import Sequence
@@ -20,28 +14,23 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import toy_stream_config
-from local_cluster import Ended, Processes, processes, wait_until
+from local_cluster import Processes, processes, wait_until
 from toy_images import write_folder
 
-from jaxspeed.errors import DONE, INTERRUPTED, LOST_PEER
+from jaxspeed.errors import DONE
 from jaxspeed.run.checkpoint import MANIFEST
 
 WITHIN = 60  # seconds in which the others of a lost process have to end
 START = 400  # seconds in which a process has to come to its first steps on a busy machine
 INTERVAL = 0.3  # seconds of training between two checkpoints
-LATE = 4.0  # seconds that two steps, an epoch and a save may add to it; 2.0 seen at a load of 5
 HEARTBEAT = 10  # seconds
 STEPS = {"resident": 15 * 40, "stream": 10 * 6}
 
 _KEPT = ("step", "examples", "train_loss", "train_top1", "eval_loss", "eval_top1")
 
 
-@dataclasses.dataclass(frozen=True)
-class Finished:
-  """A run that reached its end."""
-
-  arrays: dict[str, bytes]  # all that its last checkpoint holds, by name
-  rows: list[dict[str, float]]  # of its epochs, without times
+# All arrays that the last checkpoint of a run holds, by name, and its epochs' rows without times.
+Finished = tuple[dict[str, bytes], list[dict[str, float]]]
 
 
 class Lab:
@@ -129,12 +118,11 @@ class FaultyRun:
   def finished(self) -> Finished:
     rows = [json.loads(line) for line in (self.workdir / "metrics.jsonl").read_text().splitlines()]
     path = self.workdir / "checkpoints" / str(STEPS[self.feed])
-    return Finished(arrays_of(path), [{name: row[name] for name in _KEPT} for row in rows])
+    return arrays_of(path), [{name: row[name] for name in _KEPT} for row in rows]
 
   def assert_as_undisturbed(self, count: int = 2, devices: int = 1) -> None:
     mine, other = self.finished(), self.lab.undisturbed(self.feed, count, devices)
-    assert mine.rows == other.rows
-    assert len(mine.arrays) > 20 and mine.arrays == other.arrays
+    assert mine[1] == other[1] and len(mine[0]) > 20 and mine[0] == other[0]
 
 
 def newest_in(workdir: pathlib.Path) -> int:
@@ -167,96 +155,3 @@ def sentence(text: str, part: str) -> str:
 def resumed_from(out: str) -> int:
   found = re.search(r"resumes from the checkpoint of step (\d+)", out)
   return int(found.group(1)) if found else 0
-
-
-# Several processes, of which one is lost.
-
-
-def lose_one(
-  run: FaultyRun, victim: int, moment: str, *, how: signal.Signals = signal.SIGKILL, count: int = 2
-) -> str:
-  """One process is killed, or stopped, in a step, while it starts or in a save; the others end."""
-  with run.started(count) as group:
-    # With no save to wait for, it is between the first meeting and the first step.
-    if moment == "start":
-      wait_until(lambda: (run.workdir / "owner.json").exists(), START, "the folder")
-      group[0].wait_for("model ", START)
-    else:
-      run.wait_for_save(group)
-    if moment == "save":
-      wait_until(run.is_saving, 60, "a save")
-    group[victim].signal(how)
-    begun = time.monotonic()
-    ended = Processes(p for i, p in enumerate(group) if i != victim).wait(WITHIN)
-    assert [e.code for e in ended] == [LOST_PEER] * (count - 1), ended[0].err
-    seen = came_to(begun, sentence_of_loss(ended[0]))
-  assert not run.is_done()
-  run.whole()
-  return seen
-
-
-def sentence_of_loss(ended: Ended) -> str:
-  line = sentence(ended.err, "has lost another process")
-  assert "checkpoints are whole" in line and "same command resumes" in line
-  return line
-
-
-def hang_one(run: FaultyRun, victim: int) -> str:
-  """One process stands still while its heart would beat on; the other's watchdog ends the run."""
-  flags = ("--config.heartbeat_seconds=300", "--config.watchdog_seconds=8")
-  with run.started(2, *flags) as group:
-    run.wait_for_save(group)
-    group[victim].signal(signal.SIGSTOP)
-    begun = time.monotonic()
-    (ended,) = Processes([group[1 - victim]]).wait(WITHIN)
-    assert ended.code == LOST_PEER and time.monotonic() - begun > 8
-    line = next(x for x in ended.err.splitlines() if "made no progress" in x)
-    assert "perhaps another process hangs" in line and "trainer.py" in ended.err  # where it stands
-  assert run.whole()
-  return came_to(begun, line)
-
-
-# Signals that ask a run to end.
-
-
-def ask_to_end(
-  run: FaultyRun, number: signal.Signals, code: int, *, to: int = 0, count: int = 2, moment: str
-) -> str:
-  """A signal to one process: all save the same step and end with the same code."""
-  with run.started(count) as group:
-    if moment == "start":
-      group[0].wait_for("recipe ", START)
-    else:
-      run.wait_for_save(group)
-    if moment == "save":
-      wait_until(run.is_saving, 60, "a save")
-    group[to].signal(number)
-    begun = time.monotonic()
-    # Before the first step all have their programs first.
-    ended = group.wait(START if moment == "start" else WITHIN)
-    assert [e.code for e in ended] == [code] * count, [e.err for e in ended]
-    assert number.name in sentence(ended[to].err, f"jaxspeed: {number.name}")
-    saved = run.whole()
-    what = f"saved step {saved} of {STEPS[run.feed]}"
-    seen = came_to(
-      begun, sentence(ended[0].err, "before the first step" if moment == "start" else what)
-    )
-  assert not run.is_done()
-  return seen
-
-
-def interrupt_twice(run: FaultyRun) -> str:
-  """Ctrl-C, which waits for a process that hangs, and a second one, which does not."""
-  with run.started(2, "--config.heartbeat_seconds=300") as group:
-    run.wait_for_save(group)
-    group[1].signal(signal.SIGSTOP)
-    time.sleep(1.0)
-    group[0].signal(signal.SIGINT)
-    group[0].wait_for("SIGINT: the run saves after this step", 10)
-    time.sleep(1.0)
-    assert group[0].running()
-    group[0].signal(signal.SIGINT)
-    begun = time.monotonic()
-    (ended,) = Processes([group[0]]).wait(10)
-    assert ended.code == INTERRUPTED and run.whole()
-  return came_to(begun, sentence(ended.err, "ended at once"))

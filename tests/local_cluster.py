@@ -5,9 +5,9 @@ All of it ends with the `with` block it was started in, whatever happened inside
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 import pytest
-from commands import ROOT
+from commands import ROOT, run
 
 SLURM_COMMANDS = ("munged", "slurmctld", "slurmd", "srun")
 
@@ -190,7 +190,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 
   Skips the test where that cannot be: not root, no namespaces.
   """
-  _need_root("ip", "nsenter", "unshare", "mount", "hostname", package="iproute2, util-linux")
+  _need_root("ip", "nsenter", "unshare", "mount", "hostname", package="iproute2 util-linux")
   names = [f"jaxspeed-{os.getpid()}-{i}" for i in range(2)]
   addresses = ["10.210.7.1", "10.210.7.2"]
   with tempfile.TemporaryDirectory(prefix="jaxspeed-hosts-") as folder, contextlib.ExitStack() as s:
@@ -225,66 +225,44 @@ class Slurm:
 
   def run(self, *command: str) -> str:
     """What a command of Slurm's printed."""
-    done = subprocess.run(
-      command, cwd=ROOT, env=self.variables, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
-    return done.stdout.strip()
+    return run(*command, env=self.variables).stdout.strip()
 
+  def field(self, job: str, name: str) -> str:
+    """A value of `scontrol show job`: JobState, Restarts, ExitCode."""
+    return re.findall(rf"\b{name}=(\S+)", self.run("scontrol", "show", "job", job))[0]
 
-def trainers(number: str, configuration: str) -> list[int]:
-  """Process numbers of the trainers of a Slurm job that run now, in the order of their ranks."""
-  ranks = {}
-  for process in psutil.process_iter(["cmdline", "environ"]):
-    variables = process.info["environ"] or {}
-    own = (variables.get("SLURM_JOB_ID"), variables.get("SLURM_CONF"))
-    # Beside each trainer runs its supervisor.
-    if own == (number, configuration) and process.info["cmdline"][1:3] == ["-m", "jaxspeed.train"]:
-      ranks[int(variables["SLURM_PROCID"])] = process.pid
-  return [ranks[rank] for rank in sorted(ranks)]
+  def trainers(self, job: str) -> list[int]:
+    """Process numbers of the trainers of a job that run now, in the order of their ranks."""
+    # A job of an array has a number of its own, which its processes know.
+    expected, ranks = (self.field(job, "JobId"), self.variables["SLURM_CONF"]), {}
+    for process in psutil.process_iter(["cmdline", "environ"]):
+      variables = process.info["environ"] or {}
+      own = (variables.get("SLURM_JOB_ID"), variables.get("SLURM_CONF"))
+      # Beside each trainer runs its supervisor.
+      if own == expected and process.info["cmdline"][1:3] == ["-m", "jaxspeed.train"]:
+        ranks[int(variables["SLURM_PROCID"])] = process.pid
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 @contextlib.contextmanager
 def local_slurm() -> Iterator[Slurm]:
-  """A fresh cluster; skips the test where it cannot be: not root, no packages, no network."""
-  install_slurm()
-  script = ["bash", str(ROOT / "scripts" / "slurm_local.sh")]
+  """A fresh cluster; skips the test where it cannot be: not root, no packages."""
+  _need_root(*SLURM_COMMANDS, package="slurm-wlm munge")
   # Not pytest's folder: a socket's path must be short.
   folder = pathlib.Path(tempfile.mkdtemp(prefix="jaxspeed-slurm-"))
   try:
-    done = subprocess.run([*script, "up", str(folder)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    run("bash", "scripts/slurm_local.sh", "up", str(folder))
     yield Slurm(folder)
   finally:
     if (folder / "slurm.conf").exists():
-      subprocess.run([*script, "down", str(folder)], check=True, timeout=60)
+      run("bash", "scripts/slurm_local.sh", "down", str(folder))
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@functools.cache
-def install_slurm() -> None:
-  """Debian's packages of Slurm, where they are missing; skips the test where that fails."""
-  _need_root()
-  if all(map(_find, SLURM_COMMANDS)):
-    return
-  _need_root("apt-get", package="apt")
-  quiet = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
-  variables = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-  for arguments in (["update"], ["install", "-y", "--no-install-recommends", "slurm-wlm", "munge"]):
-    done = subprocess.run(
-      [*quiet, *arguments], env=variables, capture_output=True, text=True, timeout=300
-    )
-    if done.returncode != 0:
-      pytest.skip(f"Slurm is missing, and apt-get {arguments[0]}: {done.stderr.strip()[-200:]}")
-
-
-def _find(command: str) -> str | None:
-  return shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def _need_root(*commands: str, package: str = "") -> None:
   """Skips the test without root's rights on Linux, or without commands of a Debian package."""
   if sys.platform != "linux" or os.geteuid() != 0:
     pytest.skip("network namespaces and Slurm's daemons are for root on Linux")
-  if missing := [command for command in commands if not _find(command)]:
-    pytest.skip(f"{', '.join(missing)} of Debian's {package} is missing")
+  path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+  if missing := [command for command in commands if not shutil.which(command, path=path)]:
+    pytest.skip(f"{', '.join(missing)} is missing: apt-get install {package}")

@@ -1,17 +1,18 @@
-"""The commands of the README, and every mistake with its one sentence and exit code 2."""
+"""The commands of the README; `jaxspeed COMMAND`; a mistake is one sentence and exit code 2."""
 
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 import numpy as np
 import pytest
-from commands import ROOT, environment, run
-from in_process import command, mistake
+from commands import environment, python, run
+from in_process import call, command, mistake
 from PIL import Image
+
+from jaxspeed.__main__ import commands, main
 
 QUICKSTART = "--config=configs/quickstart.py"
 
@@ -24,8 +25,7 @@ def trained(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:  # as services of CI set it
     patch.setenv("FORCE_COLOR", "1")
     patch.setenv("COLUMNS", "20")
-    done = run("train", QUICKSTART, f"--workdir={folder}", *small)
-  assert done.returncode == 0, done.stderr
+    done = python("-m", "jaxspeed.train", QUICKSTART, f"--workdir={folder}", *small)
   return folder, done, small
 
 
@@ -42,8 +42,8 @@ def test_train_prints_plainly_into_a_pipe(trained):
 
 def test_evaluate_prints_what_training_printed(trained):
   folder, _, _ = trained
-  done = run("evaluate", "--step", "30", str(folder), "--json")
-  assert done.returncode == 0 and done.stdout.count("\n") == 1, done.stderr
+  done = python("-m", "jaxspeed.evaluate", "--step", "30", str(folder), "--json")
+  assert done.stdout.count("\n") == 1, done
   result, row = json.loads((folder / "result.json").read_text()), json.loads(done.stdout)
   assert (row["top1"], row["top5"]) == (result["top1"], result["top5"])
   assert row["evaluated_weights"] == result["evaluated_weights"] == "average"
@@ -82,8 +82,8 @@ def test_predict_prints_five_classes_and_goes_on_past_a_file_that_is_no_image(tr
   good, bad, missing = tmp_path / "a good.png", tmp_path / "bad.png", tmp_path / "missing.png"
   Image.fromarray(np.full((8, 8), 100, np.uint8)).save(good)
   bad.write_text("no image")
-  done = run("predict", f"--workdir={folder}", str(bad), str(good), str(missing), str(good))
-  assert done.returncode == 2
+  images = map(str, (bad, good, missing, good))
+  done = python("-m", "jaxspeed.predict", f"--workdir={folder}", *images, code=2)
   lines = done.stdout.splitlines()
   assert len(lines) == 12 and lines[0] == lines[6] == str(good) and lines[1:6] == lines[7:]
   assert all(re.fullmatch(r" +\d+\.\d\d%  \d", line) for line in lines[1:6])
@@ -97,19 +97,49 @@ def test_importing_the_package_imports_neither_tensorflow_nor_torch():
     "import sys, jaxspeed, jaxspeed.run.trainer, jaxspeed.run.evaluation\n"
     "print([m for m in ('tensorflow', 'torch', 'tensorboard', 'scipy') if m in sys.modules])"
   )
-  run = [sys.executable, "-c", code]
-  done = subprocess.run(run, env=environment(), capture_output=True, text=True)
-  assert done.stdout.strip() == "[]", done.stderr
+  assert python("-c", code).stdout.strip() == "[]"
 
 
 @pytest.mark.slow
 @pytest.mark.campaign
 def test_the_quickstart_command(tmp_path):
-  env = environment() | {"VENV": str(tmp_path / "venv"), "WORKDIR": str(tmp_path / "run")}
-  env["PYTHON"] = os.environ.get("PYTHON", sys.executable)
-  words = ["bash", "scripts/quickstart.sh"]
-  done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
-  assert done.returncode == 0, done.stderr
+  own = {"VENV": str(tmp_path / "venv"), "WORKDIR": str(tmp_path / "run")}
+  own["PYTHON"] = os.environ.get("PYTHON", sys.executable)
+  done = run("bash", "scripts/quickstart.sh", env=environment(**own), timeout=1800)
   result = json.loads((tmp_path / "run" / "result.json").read_text())
   assert result["top1"] >= 0.98
   assert json.loads(done.stdout.splitlines()[-1])["top1"] == result["top1"]
+
+
+# One command for all
+
+
+def jaxspeed(*arguments):
+  """Exit code, standard output and standard error of `jaxspeed ARGUMENTS`."""
+  done = call(main, "jaxspeed", *arguments)
+  return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_lists_the_commands(arguments):
+  found = commands()
+  assert {"train", "evaluate", "predict", "prepare", "plan", "scaling"} <= set(found)
+  assert not {"errors", "files", "__main__", "run", "library"} & set(found)
+  code, out, err = jaxspeed(*arguments)
+  assert (code, err) == (0, "") and out.startswith("usage: jaxspeed COMMAND")
+  for name, does in found.items():
+    assert f"{name} " in out and does in out and does.endswith(".") and len(does) < 120
+
+
+def test_a_command_gets_its_flags():
+  code, out, err = jaxspeed("plan", "--config=quickstart", "--config.epochs=2")
+  assert (code, err) == (0, "") and "quickstart: 30 steps" in out
+  code, out, _ = jaxspeed("plan", "--help")
+  assert code == 0 and out.startswith("Prints the plan of a config") and "--parameters" in out
+
+
+def test_an_unknown_command_is_one_sentence():
+  sentence = "jaxspeed: there is no command 'trian': did you mean train?\n"
+  assert jaxspeed("trian") == (2, "", sentence)
+  code, out, err = jaxspeed("zzz")
+  assert (code, out, err.count("\n")) == (2, "", 1) and "choose one of doctor, evaluate, " in err

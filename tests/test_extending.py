@@ -1,15 +1,13 @@
 """docs/extending.md: every change that it shows is made in a copy of the package, and works."""
 
 import json
-import os
 import pathlib
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 
-ROOT = pathlib.Path(__file__).parents[1]
+from commands import ROOT, environment
+
 PAGE = ROOT / "docs" / "extending.md"
 BLOCK = re.compile(r"^```(python|diff|bash)\n(.*?)^```$", re.M | re.S)
 # The commands one after the other, in one process: JAX is imported once.
@@ -50,17 +48,10 @@ def test_every_change_of_the_page_works(tmp_path):
       assert (python, module) == ("python", "-m")
       commands.append([name.removeprefix("jaxspeed."), *arguments])
   assert len(commands) == 14
-  done = subprocess.run(
-    [sys.executable, "-c", RUNNER.format(tests=str(ROOT / "tests")), json.dumps(commands)],
-    cwd=tmp_path,  # where the modules of --import lie
-    env=os.environ
-    | {"PYTHONPATH": str(tmp_path), "JAXSPEED_COMPILE_CACHE": str(tmp_path / "cache")}
-    | {"JAX_NUM_CPU_DEVICES": "1"},
-    capture_output=True,
-    text=True,
-    timeout=600,
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
+  runner = RUNNER.format(tests=str(ROOT / "tests"))
+  own = environment(PYTHONPATH=str(tmp_path), JAXSPEED_COMPILE_CACHE=str(tmp_path / "cache"))
+  # In the folder where the modules of --import lie.
+  python("-c", runner, json.dumps(commands), cwd=tmp_path, env=own, timeout=600)
   results = {
     path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("runs/*/result.json")
   }

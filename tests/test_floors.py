@@ -6,15 +6,12 @@ A room is a folder of the package, or a file at its top. Imports inside function
 import ast
 import functools
 import graphlib
-import pathlib
 import re
-import subprocess
-import sys
 
 import grimp
 import pytest
+from commands import ROOT, python
 
-ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "jaxspeed"
 FLOORS = 8  # rooms on top of each other, from a command down to the ground
 GROUND = {"errors", "files"}  # files at the top that are no commands
@@ -128,8 +125,7 @@ def test_ruff_finds_a_planted_violation(folder, tmp_path):
   (tmp_path / folder).mkdir()
   lines = ["import fcntl, pickle", *(line for _, line in PLANTED)]
   (tmp_path / folder / "planted.py").write_text("\n".join(lines))
-  command = [sys.executable, "-m", "ruff", "check", "--output-format=concise", "--no-cache"]
-  command += [f"--config={ROOT / 'pyproject.toml'}", "."]
-  found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+  words = ("check", "--output-format=concise", "--no-cache", f"--config={ROOT / 'pyproject.toml'}")
+  found = python("-m", "ruff", *words, ".", cwd=tmp_path, code=1).stdout
   for number, (rule, line) in enumerate(PLANTED, 2):
     assert re.search(rf"planted.py:{number}:\d+: {rule} ", found), (line, found)

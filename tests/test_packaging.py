@@ -1,17 +1,13 @@
 """The sdist and the wheel: they hold every file, and the wheel works in another folder."""
 
-import os
-import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 
 import pytest
+from commands import ROOT, environment, python
 
-ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = ("jaxspeed", "configs", "docs", "results", "scripts", "tests")
 FILES = "pyproject.toml setup.py MANIFEST.in README.md LICENSE CHANGELOG.md CITATION.cff mkdocs.yml"
 BUILD = """
@@ -43,10 +39,7 @@ def built(tmp_path_factory):
   for name in (*FILES.split(), "CONTRIBUTING.md"):
     shutil.copy(ROOT / name, source)
   # Without PYTHONPATH, in which this checkout may stand.
-  environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-  subprocess.run(
-    [sys.executable, "-c", BUILD, str(out)], cwd=source, env=environment, check=True, timeout=300
-  )
+  python("-c", BUILD, str(out), cwd=source, env=environment(PYTHONPATH=""))
   (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
   with tarfile.open(sdist) as archive:
     packed = {name.partition("/")[2] for name in archive.getnames()}
@@ -89,8 +82,6 @@ for name in ("quickstart", "configs/quickstart.py"):
 
 def test_the_wheel_works_in_another_folder(built, tmp_path):
   _, _, wheel = built
-  command = [sys.executable, "-c", SCRIPT, str(wheel), str(ROOT / "tests")]
-  subprocess.run(
-    command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(wheel)}, check=True, timeout=300
-  )
+  words = (SCRIPT, str(wheel), str(ROOT / "tests"))
+  python("-c", *words, cwd=tmp_path, env=environment(PYTHONPATH=str(wheel)))
   assert not list(tmp_path.iterdir())

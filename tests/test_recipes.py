@@ -2,10 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 
-from commands import ROOT
+from commands import ROOT, environment, start
 from in_process import command, mistake
 from recipes import RECIPES, STREAMED
 
@@ -66,8 +64,7 @@ def test_it_needs_no_jax_works_in_any_folder_and_ends_with_its_reader(tmp_path):
   )
   reading, writing = os.pipe()
   os.close(reading)  # as `| head` after its last line
-  run = [sys.executable, "-c", code]
-  env = os.environ | {"PYTHONPATH": str(ROOT)}
-  done = subprocess.run(run, cwd=tmp_path, env=env, stdout=writing, stderr=subprocess.PIPE)
+  env = environment(PYTHONPATH=str(ROOT))
+  process = start("-c", code, cwd=tmp_path, env=env, stdout=writing)
   os.close(writing)
-  assert (done.returncode, done.stderr) == (0, b"")
+  assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)

@@ -2,21 +2,18 @@
 
 import importlib.util
 import json
-import os
-import pathlib
 import re
 import runpy
-import subprocess
-import sys
 
 import numpy as np
+from commands import ROOT, environment, python
 from exported import NAMES, network, photographs, spread
 from PIL import Image
 
 from jaxspeed.models.resnet import ResNet
 from jaxspeed.run.export import write_network
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "serving.md"
+PAGE = ROOT / "docs" / "serving.md"
 BLOCK = re.compile(r"^## (\w+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", re.M | re.S)
 # torchvision is in none of our environments: its names are those of tests/torch_resnet.py.
 RUNNER = """
@@ -53,16 +50,9 @@ def test_the_programs_of_the_page_say_the_same(tmp_path):
   made, (expected,) = spread(made, image[None])
   for name in formats:
     write_network(tmp_path / f"model.{name}", made, file_format=name)
-  runner = RUNNER.format(tests=str(pathlib.Path(__file__).parent))
-  done = subprocess.run(
-    [sys.executable, "-c", runner, json.dumps([blocks[name] for name in there])],
-    cwd=tmp_path,
-    env=os.environ | {"PYTHONUTF8": "1", "JAX_NUM_CPU_DEVICES": "1"},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
+  runner = RUNNER.format(tests=str(ROOT / "tests"))
+  words = json.dumps([blocks[name] for name in there])
+  done = python("-c", runner, words, cwd=tmp_path, env=environment(PYTHONUTF8="1"))
   lines = done.stdout.splitlines()
   assert len(lines) == len(there)
   for line in lines:

@@ -4,15 +4,14 @@ import ast
 import collections
 import functools
 import os
-import pathlib
 import re
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import ROOT, environment, python
 from jax.sharding import PartitionSpec as P
 from tolerances import EQUAL, assert_equal
 from toy import inputs_of, load_recipe, toy_arrays, toy_spec
@@ -23,7 +22,7 @@ from jaxspeed.steps.init import init_state
 from jaxspeed.steps.programs import on_mesh
 from jaxspeed.steps.train_step import train_step
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "step.md"
+PAGE = ROOT / "docs" / "step.md"
 # In place of those of the page, for seconds instead of hours.
 BATCH, EPOCH_STEPS, STEPS = 16, 3, 11
 # Norms of few pixels and three steps multiply rounding.
@@ -97,7 +96,7 @@ def lines_of_a_step():
   on_device = jax.shard_map(
     step, mesh=spec.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(), check_vma=False
   )
-  package, executed = str(PAGE.parents[1] / "jaxspeed"), collections.defaultdict(set)
+  package, executed = str(ROOT / "jaxspeed"), collections.defaultdict(set)
 
   def trace(frame, event, _):
     if not frame.f_code.co_filename.startswith(package):
@@ -116,10 +115,7 @@ def lines_of_a_step():
 def test_a_step_is_found_in_twelve_files_and_seven_hundred_lines():
   # In a process of its own: what other tests have traced, patched or left is not in it.
   code = "import conftest, test_step_page; print(test_step_page.lines_of_a_step())"
-  environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-  done = subprocess.run(
-    [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-  )
+  done = python("-c", code, env=environment(PYTHONPATH=os.pathsep.join(sys.path)))
   lines = ast.literal_eval(done.stdout)
   assert {"/steps/train_step.py", "/models/layers/plain.py"} <= lines.keys()
   assert len(lines) <= 12 and 200 < sum(lines.values()) <= 700, lines

@@ -4,13 +4,11 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
-from commands import ROOT
+from commands import python, start
 
 from jaxspeed.cluster import folder_lock as lock_lib
 from jaxspeed.cluster.folder_lock import LOCK, OWNER, FolderLock, job_of, read_owner
@@ -55,9 +53,7 @@ def test_who_was_killed_holds_nothing(tmp_path):
     "import pathlib, sys, time; from jaxspeed.cluster.folder_lock import FolderLock;"
     "FolderLock(pathlib.Path(sys.argv[1])); print('taken', flush=True); time.sleep(60)"
   )
-  with subprocess.Popen(
-    [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-  ) as process:
+  with start("-c", code, str(tmp_path)) as process:
     assert process.stdout is not None and process.stdout.readline() == "taken\n"
     with pytest.raises(UserError, match="is in use by start 1"):
       FolderLock(tmp_path)
@@ -113,10 +109,8 @@ def test_the_process_ends_at_once_with_its_own_code(tmp_path):
     "owner = json.loads((folder / 'owner.json').read_text()) | {'token': 'x', 'incarnation': 5};"
     "(folder / 'owner.json').write_text(json.dumps(owner)); lock.check(); print('still here')"
   )
-  done = subprocess.run(
-    [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-  )
-  assert done.returncode == SUPERSEDED and done.stdout == ""
+  done = python("-c", code, str(tmp_path), code=SUPERSEDED)
+  assert done.stdout == ""
   assert done.stderr.startswith("jaxspeed: ") and "taken over by start 5" in done.stderr
 
 

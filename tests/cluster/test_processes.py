@@ -7,15 +7,16 @@ import pathlib
 import re
 import shutil
 import socket
-import subprocess
 import sys
 
 import jax
 import local_cluster
 import numpy as np
 import pytest
+from commands import run
 from tolerances import EQUAL, assert_equal
 from toy_images import params_of, write_folder
+from toy_stream_config import HELD_OUT, TRAIN
 
 from jaxspeed.cluster import processes as processes_lib
 from jaxspeed.cluster.peers import Peers
@@ -84,36 +85,21 @@ def listening(port):
   return found
 
 
-def few_steps(caches, tmp, feed, processes):
-  """Flags of a run of 20 steps whose norms see eight images, whatever the number of processes."""
-  flags = [
-    QUICKSTART,
-    f"--workdir={tmp}/{feed}-{processes}",
+def few_steps(caches, feed, processes):
+  """Flags of 20 steps whose norms see eight images, whatever the number of processes."""
+  recipe, epochs = "configs/quickstart.py", 0.42
+  if feed == "stream":
+    write_folder(caches / "images", train=TRAIN, held_out=HELD_OUT)
+    recipe, epochs = f"tests/toy_stream_config.py:{caches}", 4
+  return [
+    f"--config={recipe}",
+    f"--config.epochs={epochs}",
     "--config.batch_size=32",
     "--config.model.width=4",
     f"--config.accumulate={4 // processes}",
     "--config.precision=float64",
     "--config.average.kind=none",
   ]
-  if feed == "stream":
-    flags += [
-      "--config.data.feed=stream",
-      "--config.model.whiten=False",
-      f"--config.data.path={write_folder(caches / 'images', train=64, held_out=13)}",
-      f"--config.data.cache={caches}/data",
-      "--config.data.image_size=16",
-      "--config.data.mean=(120,120,120)",
-      "--config.data.std=(60,60,60)",
-      "--config.data.classes=4",
-      "--config.augment.flip=random",
-      "--config.augment.crop_padding=0",
-      "--config.augment.cutout=0",
-      "--config.eval.mode=center",
-      "--config.epochs=10",  # of two steps
-    ]
-  else:
-    flags += ["--config.epochs=0.42"]  # 20 of 46 steps
-  return flags
 
 
 @pytest.mark.slow
@@ -126,7 +112,9 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
   tmp, caches = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("caches")
   params, rows, starts, shown = {}, {}, {}, {}
   for count in (1, 2, 4):
-    with local_cluster.processes(*few_steps(caches, tmp, feed, count), count=count) as run:
+    folder = tmp / f"{feed}-{count}"
+    flags = (*few_steps(caches, feed, count), f"--workdir={folder}")
+    with local_cluster.processes(*flags, count=count) as run:
       if count > 1:
         # 127.0.0.1, alone or as ::ffff:127.0.0.1, and neither 0.0.0.0 nor ::.
         command = pathlib.Path(f"/proc/{run[0].pid}/cmdline").read_text()
@@ -135,7 +123,6 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
         assert {address[-8:] for address in listening(port)} == {"0100007F"}
       ended = run.wait(240)
     assert [e.code for e in ended] == [0] * count, ended
-    folder = tmp / f"{feed}-{count}"
     step, carry = params_of(folder)
     assert step == 20
     leaves = jax.tree.leaves(jax.device_get(carry.state.params))
@@ -168,14 +155,7 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
 def test_mpirun_says_who_takes_part(tmp_path):
   command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
   flags = [QUICKSTART, "--config.epochs=1", "--config.model.width=4"]
-  done = subprocess.run(
-    [*command, sys.executable, "-m", "jaxspeed.train", *flags, f"--workdir={tmp_path}/run"],
-    cwd=local_cluster.ROOT,
-    env=local_cluster.environment(),
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stderr
+  command += [sys.executable, "-m", "jaxspeed.train", *flags, f"--workdir={tmp_path}/run"]
+  done = run(*command, env=local_cluster.environment())
   assert "2 processes on 1 host, mesh data=2" in done.stdout
   assert read_metrics(tmp_path / "run")[-1]["world"] == 2

@@ -3,13 +3,11 @@
 import functools
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
 import pytest
-from commands import ROOT
+from commands import start
 from toy import digits
 
 from jaxspeed.cluster.signals import RunAction, Stopped, catch_signals
@@ -138,13 +136,7 @@ def test_signals_are_noted_while_the_block_lasts(capfd, monkeypatch):
 def started(code):
   """A process that runs `code` behind the imports it needs."""
   imports = "import os, signal, sys, time\nfrom jaxspeed.cluster import signals, watchdog\n"
-  return subprocess.Popen(
-    [sys.executable, "-c", imports + textwrap.dedent(code)],
-    cwd=ROOT,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+  return start("-c", imports + textwrap.dedent(code))
 
 
 def ready(code):

@@ -2,13 +2,12 @@
 
 import ctypes
 import dataclasses
-import subprocess
-import sys
 from unittest import mock
 
 import jax
 import numpy as np
 import pytest
+from commands import python
 from jax.sharding import PartitionSpec as P
 from tolerances import rounding
 from toy import toy_config, toy_spec
@@ -100,8 +99,7 @@ given = faults()
 keep_host_memory()
 print(given, faults())
 """
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-  given, kept = map(int, done.stdout.split())
+  given, kept = map(int, python("-c", code).stdout.split())
   assert kept < given / 10
 
 

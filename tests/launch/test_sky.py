@@ -7,15 +7,14 @@ process shows, with a HOME of its own, that SkyPilot's own classes take our task
 import importlib.machinery
 import importlib.util
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import types
 from typing import Any
 from unittest import mock
 
 import pytest
+from commands import environment, python
 from fake_jobs import write_job, write_run
 
 from jaxspeed.errors import LOST_PEER, REQUEUE, UserError
@@ -24,6 +23,7 @@ from jaxspeed.launch.executor import Found
 from jaxspeed.launch.sky import Sky, job_name
 
 HERE = pathlib.Path("/")
+NONE = importlib.util.find_spec("sky") is None
 
 
 @pytest.fixture
@@ -199,38 +199,25 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory) -> Any:
-  if importlib.util.find_spec("sky") is None:
-    pytest.skip("SkyPilot is missing: pip install .[sky]")
-  home = tmp_path_factory.mktemp("home")
-  job = write_job(write_run(home), "lr=1", cwd=str(home)).job
+@pytest.mark.skipif(NONE, reason="SkyPilot is missing: pip install .[sky]")
+def test_skypilots_own_classes_take_our_tasks_and_calls_and_have_our_states(tmp_path):
+  """Its schema knows every field; without a server it can validate tasks without GPUs alone."""
+  job = write_job(write_run(tmp_path), "lr=1", cwd=str(tmp_path)).job
   tasks = {}
   for name, fields in FIELDS.items():
     mounts = fields.get("mounts", {"{root}": "s3://bucket"}).items()
-    mounted = {path.format(root=home): source for path, source in mounts}
+    mounted = {path.format(root=tmp_path): source for path, source in mounts}
     tasks[name] = sky.Sky(**(fields | {"mounts": mounted})).task(job, "t0ken")
-  environment = os.environ | {"HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-  command = [sys.executable, "-c", OWN_CLASSES, json.dumps([tasks, CALLS])]
-  done = subprocess.run(
-    command, env=environment, cwd=home, capture_output=True, text=True, timeout=120
-  )
-  assert done.returncode == 0, done.stderr
-  return json.loads(done.stdout.splitlines()[-1]) | {"root": str(home)}
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_skypilot_reads_a_task_and_writes_the_same(own, name):
-  """Its schema knows every field; without a server it can validate tasks without GPUs alone."""
-  first, second, run = own[name]
-  for each in (first, second):
-    each.pop("_user_specified_yaml", None)
-  assert first == second and first["num_nodes"] == FIELDS[name].get("nodes", 1)
-  recovery = first["resources"]["job_recovery"]
-  assert recovery["max_restarts_on_errors"] == 0
-  assert recovery["recover_on_exit_codes"] == [REQUEUE, LOST_PEER]
-  assert "jaxspeed.launch.supervisor sky " in run
-
-
-def test_every_state_of_skypilot_is_known(own):
-  assert sky._PENDING | sky._RUNNING == set(own["states"]) - set(own["ends"])
+  own = environment(HOME=str(tmp_path), SKYPILOT_DISABLE_USAGE_COLLECTION="1")
+  done = python("-c", OWN_CLASSES, json.dumps([tasks, CALLS]), env=own, cwd=tmp_path)
+  found = json.loads(done.stdout.splitlines()[-1])
+  for name, fields in FIELDS.items():
+    first, second, run = found[name]
+    for each in (first, second):
+      each.pop("_user_specified_yaml", None)
+    assert first == second and first["num_nodes"] == fields.get("nodes", 1)
+    recovery = first["resources"]["job_recovery"]
+    assert recovery["max_restarts_on_errors"] == 0
+    assert recovery["recover_on_exit_codes"] == [REQUEUE, LOST_PEER]
+    assert "jaxspeed.launch.supervisor sky " in run
+  assert sky._PENDING | sky._RUNNING == set(found["states"]) - set(found["ends"])

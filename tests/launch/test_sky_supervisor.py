@@ -5,12 +5,11 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from fake_jobs import event, facts_of, program, write_events, write_job, write_run
+from fake_jobs import event, facts_of, python_for, write_events, write_job, write_run
 from local_cluster import wait_until
 
 from jaxspeed.cluster.peers import find_peers
@@ -22,11 +21,9 @@ from jaxspeed.launch.sky import Sky
 BEFORE = "unset RAY_RAYLET_PID; "
 AFTER = "\n\ncode_of_the_run=$?\necho flushed\nexit $code_of_the_run"
 # What the trainer does is a file for each process and each restart.
-PYTHON = """\
-#!/usr/bin/env bash
-[ "$2" != jaxspeed.launch.supervisor ] || exec {python} "$@"
+TRAINER = """\
 echo "trainer $JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"
-cd {folder}
+cd "$workdir/../.."
 . "acts/$JAX_PROCESS_ID.$JAXSPEED_RESTARTS"
 """
 DONE = "echo {} >runs/lr=1/result.json"
@@ -43,8 +40,7 @@ class Job:
     self.nodes, self.base, self.acts = nodes, folder, folder / "acts"
     self.acts.mkdir()
     (folder / "home").mkdir()
-    text = PYTHON.format(python=sys.executable, folder=folder)
-    python = program(folder / "python", text)
+    python = python_for(folder, TRAINER)
     self.executor = Sky(nodes=nodes, mounts={str(folder): "gs://b"}, python=python, **fields)
     values = {"executor": self.executor.to_dict(), "cwd": str(folder)}
     self.folder = write_job(write_run(folder, "runs"), "lr=1", **values).folder

@@ -2,9 +2,9 @@
 
 import os
 import pathlib
-import subprocess
 
 import pytest
+from commands import run
 
 from jaxspeed.launch import sources
 
@@ -24,9 +24,7 @@ def test_secrets_are_left_out_by_name_and_value():
 
 def git(folder, *arguments):
   identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-  command = ["git", "-C", str(folder), *identity, *arguments]
-  done = subprocess.run(command, check=True, capture_output=True, text=True)
-  return done.stdout.strip()
+  return run("git", *identity, *arguments, cwd=folder).stdout.strip()
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from fake_slurm import FakeSlurm
 
 from jaxspeed.launch.command import FILES
 from jaxspeed.launch.local import Local
-from jaxspeed.launch.record import ends_of, progress_of, read_lines
+from jaxspeed.launch.record import ends_of, progress_of
 from jaxspeed.launch.slurm import Slurm
-from jaxspeed.launch.supervisor import Start, decide
+from jaxspeed.launch.supervisor import decide
 
 LOST, SAVED = "a process was lost", "saved, to be started again"
 TERM = "saved after SIGTERM, not finished"
@@ -81,29 +81,6 @@ def test_the_script_of_a_local_job(tmp_path):
   done = subprocess.run(["bash", "-c", executor.script([job], TOKEN)], capture_output=True)
   words = f"-m jaxspeed.train --config=configs/quickstart.py --workdir={job.folder}"
   assert done.stdout.decode() == f"{words} in {tmp_path} A=it's $HOME B=x\n"
-
-
-WAIT = "for _ in $(seq 600); do sleep 0.05; done"
-
-
-@pytest.mark.parametrize(
-  "text, code, log",
-  [
-    ("exit 2", 2, ""),
-    ("kill -9 $$", 137, ""),
-    ("echo a; exit 0", 0, "a\n"),
-    (f"trap 'echo saved; exit 85' USR1; kill -USR1 $PPID; {WAIT}", 85, "saved\n"),
-    (f"trap 'echo saved; exit 0' TERM; kill -TERM $PPID; {WAIT}", 0, "saved\n"),
-  ],
-)
-def test_a_trainer_gets_the_signals_and_its_end_is_noted(tmp_path, text, code, log):
-  start = Start(write_job(tmp_path).folder, TOKEN, 3)
-  with start.log(0) as file:
-    assert start.run(0, ["bash", "-c", text], file) == code
-  events = read_lines(start.folder / "launch" / "tasks" / "0.jsonl")
-  found = [(each.what, each.restart, each.code) for each in events]
-  assert found == [("started", 3, None), ("ended", 3, code)]
-  assert (start.folder / "launch" / "logs" / "0.log").read_text() == log
 
 
 # Slurm

@@ -46,8 +46,7 @@ labels = functools.partial(labels_of, classes=4, image_size=6)
 
 
 def params_of(model):
-  init = functools.partial(model.init, train=False)
-  return jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 6, 6, 3)))["params"]
+  return shapes_of(model, 6)["params"]
 
 
 def test_labels_by_rank_and_place_know_no_names():
@@ -109,11 +108,6 @@ def config_of(name, **changes):
   return net.make_config(bias_epochs=0.0, **fields)
 
 
-def made_of(name, config, own):
-  """The optimizer of a config, or one of a user's own."""
-  return own_optimizer(own, config, net.LABELS) if name == "own" else net.made(config)
-
-
 @pytest.mark.equivalence
 def test_clipping_is_torchs_over_all_trained_parameters():
   # The norm of a step's gradients is between 17.4 and 20.2: some are clipped, some are not.
@@ -152,7 +146,9 @@ class Layers:
 def test_a_layers_rate_is_a_rate_for_every_optimizer(name):
   """Each part as if it were trained alone at the decay to the number of layers after it."""
   config = config_of(name, layer_decay=0.5, rate_in_momentum=name == "sgd")
-  optimizer = made_of(name, config, optax.scale_by_lion())
+  optimizer = net.made(config)
+  if name == "own":
+    optimizer = own_optimizer(optax.scale_by_lion(), config, net.LABELS)
   found, _ = net.trained(with_clipping_and_layer_decay(optimizer, config, net.LABELS, Layers()))
   slow, _ = net.trained(optimizer, learning_rate=0.25 * net.RATES)
   fast, _ = net.trained(optimizer)

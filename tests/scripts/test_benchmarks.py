@@ -22,6 +22,7 @@ import resnet50_steps
 import side_by_side
 from commands import environment
 from fake_gpu_day import PEER
+from fake_jobs import program
 from toy import toy_arrays, toy_config
 
 from jaxspeed.records.clock import Clock
@@ -173,10 +174,8 @@ def start(tmp_path, monkeypatch, capfd, script):
   monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
   def start(source, *words):
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\n{source}\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    path = program(tmp_path / "program", f"#!/bin/sh\n{source}\n")
+    monkeypatch.setattr(sys, "executable", path)
     done = script("bench_startup", "--config=configs/quickstart.py", *words)
     assert list(temporary.iterdir()) == []
     return done.returncode, capfd.readouterr().err + done.stderr

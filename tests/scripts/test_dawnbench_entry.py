@@ -6,28 +6,19 @@ import os
 
 import pytest
 from dawnbench_entry import write_entry
+from made_rows import one_result
 
 from jaxspeed.errors import UserError
 
-RESULT = {
-  "config": {
-    "name": "imagenet18",
-    "cost_per_hour": 24.48,
-    "limit": None,
-    "data": {"classes": 1000, "train_images": 1281167, "eval_images": 50000, "synthetic": False},
-    "model": {"name": "resnet", "depth": 50},
-    "records": {"author": "Zoë", "author_email": "z@o.org", "code_url": "https://example.org/c"},
-  },
-  "evaluated_on": "test",
-  "top1": 0.76012,
-  "top5": 0.93012,
-  "seconds": {"train": 2.0, "dawn": 1.5, "process": 4.0, "compile": {}, "to_target": None},
-  "device": "8 x NVIDIA H100 80GB HBM3",
-  "versions": {"python": "3.11.2", "jax": "0.10.2"},
-  "seed": 1,
-  "commit": None,
-  "command": "python -m jaxspeed.train",
+CONFIG = {
+  "name": "imagenet18",
+  "cost_per_hour": 24.48,
+  "limit": None,
+  "data": {"classes": 1000, "train_images": 1281167, "eval_images": 50000, "synthetic": False},
+  "model": {"name": "resnet", "depth": 50},
+  "records": {"author": "Zoë", "author_email": "z@o.org", "code_url": "https://example.org/c"},
 }
+RESULT = one_result(0.76012, top5=0.93012, config=CONFIG, device="8 x NVIDIA H100 80GB HBM3")
 # 38,006 and 46,506 of 50,000 images.
 ROWS = [
   {"epoch": 1, "dawn_seconds": 36.0, "eval_top1": 0.5, "eval_top5": 0.75},
@@ -44,7 +35,7 @@ def run(tmp_path):
   def run(rows=ROWS, config=None, **fields):
     folder = tmp_path / "run"
     folder.mkdir()
-    result = RESULT | {"config": RESULT["config"] | (config or {})} | fields
+    result = RESULT | {"config": CONFIG | (config or {})} | fields
     (folder / "result.json").write_text(json.dumps(result))
     rows = [{"step": i + 1, "examples": i + 1, "world": 1} | row for i, row in enumerate(rows)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -69,7 +60,7 @@ def test_the_entry_of_imagenet(run, tmp_path, script):
     "hardware": "8 x NVIDIA H100 80GB HBM3",
     "costPerHour": 24.48,
     "timestamp": "2026-03-04",
-    "misc": {"config": RESULT["config"], "versions": RESULT["versions"]},
+    "misc": {"config": CONFIG, "versions": RESULT["versions"]},
   }
   assert path.read_text() == json.dumps(expected, indent=2) + "\n"
   assert path.with_suffix(".tsv").read_text() == (
@@ -91,7 +82,7 @@ def test_cifar10_has_no_top5_and_optional_fields_may_be_left_out(run, tmp_path):
   )
 
 
-DATA = RESULT["config"]["data"]
+DATA = CONFIG["data"]
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,48 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 
 import gpu_day
 import gpu_parts
 import pytest
-from commands import ROOT, environment
+from commands import ROOT, environment, run, start
 from fake_gpu_day import H100, PEER, SCRIPT, kept
 from local_cluster import wait_until
 from recipes import get_config
 
 from jaxspeed.errors import UserError
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+  """Sets the parts: their names, each with what it does and other fields."""
+  fake = tmp_path / "bench_fake.py"
+  fake.write_text(SCRIPT)
+  monkeypatch.setattr(gpu_day, "probe", lambda dry_run: H100)
+
+  def set_parts(**does):
+    made = [
+      gpu_parts.Part(name, command=f"{fake} {first}", **{"most": 1} | more)
+      for name, (first, more) in does.items()
+    ]
+    monkeypatch.setattr(gpu_parts, "PARTS", tuple(made))
+    monkeypatch.setattr(gpu_parts, "TOYS", {str(fake): ""})
+
+  return set_parts
+
+
+@pytest.fixture
+def day(tmp_path, script):
+  """A day on a GPU: the exit code, the states of the parts' files, and both outputs."""
+
+  def day(*words):
+    done = script("gpu_day", f"--out={tmp_path}/out", *words)
+    reports = gpu_parts.read(tmp_path / "out")
+    states = {name: report["gpu_day"]["state"] for name, report in reports.items()}
+    return done.returncode, states, done.stdout, done.stderr
+
+  return day
 
 
 def test_what_is_done_is_kept_and_what_failed_comes_last(parts, day, tmp_path):
@@ -88,11 +118,8 @@ def test_a_signal_ends_the_children_and_says_where_it_stands(number, tmp_path):
     f"gpu_parts.PARTS = (gpu_parts.Part('a', 1, {f'{script} hang'!r}),)\n"
     "gpu_day.main()\n"
   )
-  own = {"PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}"}
-  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-  process = subprocess.Popen(
-    [sys.executable, "-c", code, f"--out={tmp_path}"], env=environment() | own, **pipes
-  )
+  own = environment(PYTHONPATH=f"{ROOT / 'scripts'}:{ROOT}")
+  process = start("-c", code, f"--out={tmp_path}", env=own)
   try:
     unfinished = tmp_path / "gpu_day" / "a.unfinished.json"
     wait_until(lambda: unfinished.exists() and unfinished.stat().st_size, 120, "the part")
@@ -139,15 +166,9 @@ def test_a_dry_run_takes_every_path_in_another_folder_with_little_installed(tmp_
   (tmp_path / "peer.py").write_text(PEER)
   data = gpu_day.write_toy(tmp_path / "set")
   command = ["bash", str(ROOT / "scripts" / "gpu_day.sh"), "--dry_run", "--minutes=60"]
-  own = {"HOME": str(tmp_path), "PYTHONPATH": str(tmp_path), "PYTHON": sys.executable}
-  done = subprocess.run(
-    [*command, f"--out={tmp_path / 'out'}", f"--data={data}", "--peer=peer.py"],
-    cwd=tmp_path,
-    env=environment() | own,
-    capture_output=True,
-    text=True,
-    timeout=1800,
-  )
+  command += [f"--out={tmp_path / 'out'}", f"--data={data}", "--peer=peer.py"]
+  own = environment(HOME=str(tmp_path), PYTHONPATH=str(tmp_path), PYTHON=sys.executable)
+  done = run(*command, cwd=tmp_path, env=own, timeout=1800, code=None)
   logs = {log.stem: log.read_text()[-2000:] for log in (tmp_path / "out").rglob("*.log")}
   assert done.returncode == 0, (done.stdout, done.stderr, logs)
   assert done.stderr == ""
@@ -218,14 +239,10 @@ def test_a_mistake_is_one_sentence(name, arguments, message, script):
 
 def test_missing_packages_are_a_sentence(tmp_path):
   (tmp_path / "jax.py").write_text("import a_module_that_nobody_has")
-  done = subprocess.run(
-    ["bash", str(ROOT / "scripts/gpu_day.sh"), "--table"],
-    env=environment() | {"PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)},
-    capture_output=True,
-    text=True,
-  )
+  own = environment(PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
   # The checkout comes first on the path, but has no jax.
-  assert done.returncode == 2 and "a_module_that_nobody_has" in done.stderr
+  done = run("bash", "scripts/gpu_day.sh", "--table", env=own, code=2)
+  assert "a_module_that_nobody_has" in done.stderr
   assert "[cuda13]" in done.stderr and done.stderr.count("\n") == 1
 
 

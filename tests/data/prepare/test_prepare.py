@@ -31,7 +31,8 @@ def many(tmp_path_factory):
 
 def start_resize(source, out):
   return commands.start(
-    "prepare",
+    "-m",
+    "jaxspeed.prepare",
     "resize",
     str(source),
     str(out),
