@@ -21,7 +21,7 @@ from jaxspeed.config.recipe import load_recipe
 from jaxspeed.errors import UserError
 from jaxspeed.files import open_locked
 from jaxspeed.launch import record
-from jaxspeed.launch.executor import KINDS, Executor, Found
+from jaxspeed.launch.executor import Executor, Found
 from jaxspeed.launch.record import RECORD, Event, Facts, Job, add_line
 from jaxspeed.launch.runs import LAUNCHER
 from jaxspeed.models import make  # noqa: F401  registers the models, whose fields a recipe may set
@@ -153,17 +153,6 @@ class Fake(Executor):
   def cancel(self, ids: Sequence[str]) -> None:
     self.asked.append(("cancel", *sorted(ids)))
     type(self).said = {name: each for name, each in (self.said or {}).items() if each.id not in ids}
-
-
-@contextlib.contextmanager
-def fake_executor() -> Iterator[type[Fake]]:
-  """The fake executor with an empty memory, known by its kind inside."""
-  Fake.asked, Fake.said, Fake.dies_after = [], {}, None
-  KINDS["fake"] = Fake
-  try:
-    yield Fake
-  finally:
-    del KINDS["fake"]
 
 
 def config_of(overrides: Mapping[str, Any]) -> ConfigDict:

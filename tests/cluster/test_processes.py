@@ -114,14 +114,14 @@ def test_one_two_and_four_processes_come_to_the_same_parameters(feed, tmp_path_f
   for count in (1, 2, 4):
     folder = tmp / f"{feed}-{count}"
     flags = (*few_steps(caches, feed, count), f"--workdir={folder}")
-    with local_cluster.processes(*flags, count=count) as run:
+    with local_cluster.processes(*flags, count=count) as group:
       if count > 1:
         # 127.0.0.1, alone or as ::ffff:127.0.0.1, and neither 0.0.0.0 nor ::.
-        command = pathlib.Path(f"/proc/{run[0].pid}/cmdline").read_text()
+        command = pathlib.Path(f"/proc/{group[0].pid}/cmdline").read_text()
         port = int(command.partition("--coordinator=127.0.0.1:")[2].split("\0")[0])
         local_cluster.wait_until(functools.partial(listening, port), 120, "the coordinator")
         assert {address[-8:] for address in listening(port)} == {"0100007F"}
-      ended = run.wait(240)
+      ended = group.wait(240)
     assert [e.code for e in ended] == [0] * count, ended
     step, carry = params_of(folder)
     assert step == 20

@@ -1,9 +1,7 @@
 """Runs of jobs with an executor that remembers what it is asked."""
 
-import signal
-
 import pytest
-from fake_jobs import QUICKSTART, fake_executor
+from fake_jobs import QUICKSTART, Fake
 
 from jaxspeed.launch import Run
 
@@ -14,20 +12,11 @@ def home(tmp_path_factory, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
 
 
-@pytest.fixture(autouse=True)
-def signals():
-  """Those of the tests, again: a supervisor takes signals until its process ends."""
-  numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-  before = {number: signal.getsignal(number) for number in numbers}
-  yield
-  for number, handler in before.items():
-    signal.signal(number, handler)
-
-
 @pytest.fixture
 def fake():
-  with fake_executor() as kind:
-    yield kind
+  """The fake executor with an empty memory."""
+  Fake.asked, Fake.said, Fake.dies_after = [], {}, None
+  return Fake
 
 
 @pytest.fixture

@@ -24,14 +24,15 @@ from fake_jobs import (
   write_run,
 )
 from in_process import command, mistake
+from local_cluster import wait_until
 from toy import contents
 
 from jaxspeed.errors import UserError
+from jaxspeed.files import is_locked
 from jaxspeed.launch import Local, record, runs, submit
 from jaxspeed.launch.executor import Planned
 from jaxspeed.launch.record import ends_of
 from jaxspeed.launch.runs import RUN_FILE
-from jaxspeed.launch.worker import work
 
 # Events
 
@@ -154,10 +155,11 @@ def test_nothing_acts(run, words):
 
 def test_a_worker_takes_no_job_of_a_stranger(run):
   before = contents(run)
-  with open(run / ".launch" / "worker.0.lock", "w") as lock:
-    work(run, 0, os.dup(lock.fileno()))
+  Local(gpus=0).begin(run, 1)
+  wait_until(lambda: not is_locked(run / ".launch" / "worker.0.lock"), 60, "the worker's end")
   new = contents(run).keys() - before
-  assert new <= {f".launch/{name}" for name in ("lock", "worker.0.lock", "place.0.lock")}
+  files = ("lock", "worker.0.lock", "place.0.lock", "worker.log")
+  assert ".launch/place.0.lock" in new and new <= {f".launch/{name}" for name in files}
 
 
 def test_a_change_of_what_was_submitted_breaks_the_seal(tmp_path):

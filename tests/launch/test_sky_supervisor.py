@@ -172,16 +172,18 @@ def test_a_start_whose_machine_was_taken_away_counts(tmp_path):
   assert job.notes() == [("started", 0, "7"), ("started", 1, "7"), ("done", 1, "")]
 
 
-@pytest.mark.parametrize("everyone", [False, True])
-def test_a_notice_saves(tmp_path, everyone):
-  """SIGTERM for the supervisor alone, and for all processes, as SkyPilot ends them."""
+@pytest.mark.parametrize(
+  "number, everyone", [(signal.SIGUSR1, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
+def test_a_notice_saves(tmp_path, number, everyone):
+  """A signal for the supervisor alone, and for all processes, as SkyPilot ends them."""
   job = Job(tmp_path)
   traps = "trap 'echo saved; exit 85' USR1; trap 'echo saved; exit 0' TERM"
   job.act(r0_0=f"{traps}; echo begun; {WAIT}")
   process = job.start()
   job.await_log("begun")
   supervisor, *others = below(process.pid)
-  kill((process.pid, supervisor, *others) if everyone else (supervisor,), signal.SIGTERM)
+  kill((process.pid, supervisor, *others) if everyone else (supervisor,), number)
   process.communicate(timeout=60)
   assert process.returncode == REQUEUE and "saved\n" in job.log()
   assert job.notes()[-1][0] == "requeued"
