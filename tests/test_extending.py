@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 
-from commands import ROOT, environment
+from commands import ROOT, environment, python
 
 PAGE = ROOT / "docs" / "extending.md"
 BLOCK = re.compile(r"^```(python|diff|bash)\n(.*?)^```$", re.M | re.S)
@@ -44,8 +44,8 @@ def test_every_change_of_the_page_works(tmp_path):
     elif kind == "diff":
       change(tmp_path, block)
     else:
-      python, module, name, *arguments = shlex.split(block.replace("\\\n", " "))
-      assert (python, module) == ("python", "-m")
+      program, module, name, *arguments = shlex.split(block.replace("\\\n", " "))
+      assert (program, module) == ("python", "-m")
       commands.append([name.removeprefix("jaxspeed."), *arguments])
   assert len(commands) == 14
   runner = RUNNER.format(tests=str(ROOT / "tests"))

@@ -67,7 +67,7 @@ def decide(
     code = ends[first]
     if code in (LOST_PEER, ENDED_BY_OTHERS) and REQUEUE in ends.values():
       code = REQUEUE  # it lost a task that had saved
-  elif code == 0 and ends:
+  elif code in (0, ENDED_BY_OTHERS) and ends:
     code = max(ends.values())
   task = f"task {first}: " if len(ends) > 1 and first is not None else ""
   if code not in (0, REQUEUE, LOST_PEER) and code < 128:

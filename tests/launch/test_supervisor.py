@@ -22,6 +22,7 @@ ENDS = [
   ((85,), 85, ("requeued", 85, SAVED)),
   # The first to leave ends the others.
   ((85, 143), 143, ("requeued", 85, SAVED)),
+  ((85, 85), 143, ("requeued", 85, SAVED)),
   ((75, 85), 85, ("requeued", 85, SAVED)),
   ((75,), 75, ("requeued", 75, LOST)),
   ((75, 137), 137, ("requeued", 137, "task 1: killed by signal 9")),
