@@ -162,8 +162,9 @@ def assert_holds(images, files):
     assert table.label.tolist() == [table.class_names.index(n.split("/")[1]) for n in names]
     found = [Image.open(io.BytesIO(files[name])).size for name in names]
     assert list(zip(table.width.tolist(), table.height.tolist(), strict=True)) == found
-    dtypes = [each.dtype for each in (table.file, table.label, table.width, table.height)]
-    assert dtypes == [np.int32] * 4 and table.length.dtype == np.int64
+    columns = (table.file, table.label, table.width, table.height, table.length)
+    dtypes = [each.dtype for each in columns]
+    assert dtypes == [np.int32] * 5
 
 
 # The images of `source`, a fixture of the tests that copy and pack them
@@ -206,16 +207,13 @@ def pack(source, tmp_path, name="set", **options):
 def write_split(folder, contents):
   """A split of one file for each of `contents`, {name: bytes}; labels are 100 + number."""
   write(folder, contents)
-  width, height, orientation, length = scan_files(str(folder), list(contents)).T
+  rows = scan_files(str(folder), list(contents))
   return Table(
     root=str(folder),
     names=Names.of(contents),
     file=np.arange(len(contents), dtype=np.int32),
-    length=length,
     label=np.arange(100, 100 + len(contents), dtype=np.int32),
-    width=width.astype(np.int32),
-    height=height.astype(np.int32),
-    orientation=orientation.astype(np.int8),
+    **{name: rows[name].copy() for name in rows.dtype.names},
   )
 
 

@@ -56,17 +56,19 @@ def split_by_digest(
     return np.arange(len(label)), np.arange(len(label))
   if len(label) < 2:
     raise UserError(f"{where} has {len(label)} image, too few to hold one out.")
-  digest = np.frombuffer(b"".join(digests), "<u8")
-  order = np.lexsort((digest, label))
-  _, first, images = np.unique(label[order], return_index=True, return_counts=True)
-  counts = [held_out_count(int(n), share) if n > 1 else 0 for n in images]
-  if not any(counts):
+  digest = np.fromiter(digests, "S8", len(label)).view("<u8")
+  order = np.argsort(label, kind="stable")
+  held_out = np.zeros(len(label), bool)
+  for rows in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
+    if len(rows) > 1:
+      count = held_out_count(len(rows), share)
+      held_out[rows[np.argsort(digest[rows], kind="stable")[:count]]] = True
+  if not held_out.any():
     raise UserError(
       f"{where} has one image of each class, so none can be held out for evaluation: add images, "
       "or check that its labels are classes."
     )
-  out = np.arange(len(order)) - np.repeat(first, images) < np.repeat(counts, images)
-  return np.sort(order[~out]), np.sort(order[out])
+  return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
 def hold_out_line(held_out: int, images: int, share: float, evaluated_on: str) -> str:
@@ -105,7 +107,7 @@ def require_trained(
     UserError: a class has none.
   """
   labels, images = np.unique(evaluated, return_counts=True)
-  lacking = ~np.isin(labels, trained)
+  lacking = ~np.isin(labels, np.unique(trained))
   if lacking.any():
     counts = list(zip(labels[lacking].tolist(), images[lacking].tolist(), strict=True))
     names = [f"{printable(class_names[i])} ({count:,})" for i, count in counts]

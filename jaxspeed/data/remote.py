@@ -8,7 +8,7 @@ import importlib
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -27,17 +27,22 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
   return "://" in os.fspath(path)
 
 
+class Missing(UserError):
+  """An object that does not exist."""
+
+
 def read(url: str, begin: int | None = None, end: int | None = None) -> bytes:
   """Return the bytes of an object, or those from `begin` up to `end`.
 
   Raises:
     UserError: it cannot be read.
   """
-  with _sentence(url, "read"):
-    content = _cat(url, begin, end)
-    if begin is not None and end is not None and len(content) > end - begin:
-      raise OSError("the server sends whole files only, and training reads parts of 2 MB")
-    return content
+  content = _call(url, "read", lambda files, path: files.cat_file(path, start=begin, end=end))
+  if begin is not None and end is not None and len(content) > end - begin:
+    raise UserError(
+      f"{url} cannot be read: the server sends whole files only, and training reads parts of 2 MB."
+    )
+  return content
 
 
 def fetch_about(url: str, cache: pathlib.Path) -> pathlib.Path:
@@ -50,9 +55,8 @@ def fetch_about(url: str, cache: pathlib.Path) -> pathlib.Path:
   folder = cache / f"remote-{sha256(url.encode()).hexdigest()[:16]}" / url.rpartition("/")[2]
   for name in _SMALL:
     content = None
-    optional = contextlib.suppress(*[FileNotFoundError] * (name != INFO))
-    with _sentence(f"{url}/{name}", "read"), optional:
-      content = _cat(f"{url}/{name}")
+    with contextlib.suppress(*[Missing] * (name != INFO)):
+      content = read(f"{url}/{name}")
     try:
       # The processes and jobs that share the cache do the same: no file may be gone in between.
       if content is None:
@@ -83,47 +87,37 @@ def upload(folder: pathlib.Path, url: str, *, show: Callable[[int, int], None]) 
   """
   shards = sorted(path.name for path in folder.glob("*.tfrecord-*"))
   names = [*shards, "features.json", *reversed(_SMALL)]
-  with _sentence(url, "written"):
-    with contextlib.suppress(FileNotFoundError):
-      if _cat(f"{url}/{_LABELS}") != (folder / _LABELS).read_bytes():
-        raise UserError(f"{url} holds a data set with other classes: name another address.")
-    with contextlib.suppress(FileNotFoundError):
-      _again(f"{url}/{INFO}", lambda files, path: files.rm_file(path))
-    for number, name in enumerate(names):
-      local = str(folder / name)
-      _again(f"{url}/{name}", lambda files, path, local=local: files.put_file(local, path))
-      show(number + 1, len(names))
+  with contextlib.suppress(Missing):
+    if read(f"{url}/{_LABELS}") != (folder / _LABELS).read_bytes():
+      raise UserError(f"{url} holds a data set with other classes: name another address.")
+  with contextlib.suppress(Missing):
+    _call(f"{url}/{INFO}", "written", lambda files, path: files.rm_file(path))
+  for number, name in enumerate(names):
+    local = str(folder / name)
+    _call(f"{url}/{name}", "written", lambda files, path, local=local: files.put_file(local, path))
+    show(number + 1, len(names))
 
 
-def _cat(url: str, begin: int | None = None, end: int | None = None) -> bytes:
-  """Return the bytes of an object; what fsspec raises passes."""
-  return _again(url, lambda files, path: files.cat_file(path, start=begin, end=end))
+def _call(url: str, verb: str, call: Callable[..., Any]) -> Any:
+  """Call a function with fsspec's file system and a path; after an error of the network, again.
 
-
-def _again(url: str, call: Callable[..., Any]) -> Any:
-  """Call a function with fsspec's file system and a path; after an error of the network, again."""
-  files, path = importlib.import_module("fsspec").core.url_to_fs(url)
-  for pause in _PAUSES:
-    try:
-      return call(files, path)
-    except (FileNotFoundError, PermissionError):
-      raise
-    except Exception:  # libraries of clouds raise almost anything
-      time.sleep(pause)
-  return call(files, path)
-
-
-@contextlib.contextmanager
-def _sentence(url: str, verb: str) -> Iterator[None]:
-  """Turn what a library of a cloud raises into a sentence."""
+  Raises:
+    UserError: it raised; `Missing` if the object does not exist.
+  """
   try:
-    yield
-  except UserError:
-    raise
+    files, path = importlib.import_module("fsspec").core.url_to_fs(url)
+    for pause in _PAUSES:
+      try:
+        return call(files, path)
+      except (FileNotFoundError, PermissionError):
+        raise
+      except Exception:  # libraries of clouds raise almost anything
+        time.sleep(pause)
+    return call(files, path)
   except ImportError as error:
     raise UserError(f"{url} needs a package ({error}): pip install 'jaxspeed[cloud]'.") from error
   except FileNotFoundError as error:
-    raise UserError(
+    raise Missing(
       f"{url} does not exist: name the folder that holds {INFO}, and upload what is missing with "
       "python -m jaxspeed.prepare shards."
     ) from error

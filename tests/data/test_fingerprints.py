@@ -1,6 +1,7 @@
 """Checksums by which a run knows its images again."""
 
 import dataclasses
+import os
 import shutil
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from toy import toy_arrays, toy_config
 from toy_images import write_folder
 
+from jaxspeed.data import table as table_lib
 from jaxspeed.data.disk.sources import open_images
-from jaxspeed.data.table import fingerprint, noise_table
+from jaxspeed.data.table import Names, fingerprint, noise_table
 
 
 @pytest.fixture
@@ -56,6 +58,17 @@ def test_swapped_labels_and_splits_of_a_csv_are_others(tmp_path, of_folder):
   assert written(swapped) != before
   moved = [[*rows[0][:2], "val"], *rows[1:8], [*rows[8][:2], "train"], *rows[9:]]
   assert written(moved) != before
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100])
+def test_names_are_one_string(count, monkeypatch):
+  monkeypatch.setattr(table_lib, "_PART", 50)
+  plain = [os.fsdecode(b"\xff%d" % i) * (1 + i % 7) for i in range(count)]
+  names = Names.of(plain)
+  assert len(names) == count and names.decoded() == plain == sum(names.lists(7), [])
+  for i in [*range(count), *range(count)[::-1]]:
+    assert names[i] == os.fsencode(plain[i])
+    assert bytes(names.first(i)) == b"".join(os.fsencode(name) + b"\0" for name in plain[:i])
 
 
 def test_noise_is_noise():

@@ -7,15 +7,13 @@ import abc
 import collections
 import dataclasses
 import functools
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from PIL import UnidentifiedImageError
 
-from jaxspeed.data import remote
 from jaxspeed.data.batch import Batch
 from jaxspeed.data.disk.images import crop, import_tensorflow
 from jaxspeed.data.disk.reading import Part, ReadAhead, window_of
@@ -29,19 +27,6 @@ _PREFETCHED = 2
 _CHUNK = 64
 # Images read concurrently: at 20 ms each, 3,200 a second.
 READ_THREADS = 64
-# A name of a file that does not end as JPEGs do.
-_NO_JPEG = re.compile(rb"(?i)(?<!\.jpg)(?<!\.jpeg)\0")
-
-
-# dtype and shape for each image of: the box to decode, the (vertical, horizontal) scale,
-# translation and shape of its result, and EXIF's number of its turn.
-_WINDOWS: tuple[tuple[type, tuple[int, ...]], ...] = (
-  (np.int32, (4,)),
-  (np.float32, (2,)),
-  (np.float32, (2,)),
-  (np.int32, (2,)),
-  (np.int32, ()),
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +38,9 @@ class Request:
     index: numbers of the images.
     used: the same, with others in place of images without a header (`Stream._with_headers`).
     mask, flip: as in `Batch`.
-    windows: what `_WINDOWS` says of each image.
+    windows: of each image the box to decode, the (vertical, horizontal) scale, translation and
+      shape of its result, and its decoder (`pixels.JPEG`, ...); 4, 2, 2, 2 and 1 numbers of 32
+      bits.
   """
 
   place: tuple[int, int]
@@ -73,7 +60,7 @@ class Stream(Iterator[Batch], abc.ABC):
 
   If an image's crop cannot be decoded, the next one of the batch takes its place (`next_sound`).
   TensorFlow fails for the whole batch and names no image. So at the first failure the stream begins
-  again at that batch, with a graph whose map marks images that it cannot decode (`_decoded`).
+  again at that batch, with a graph that marks images that it cannot decode (`_start`).
 
   Attributes:
     split: the images.
@@ -118,29 +105,29 @@ class Stream(Iterator[Batch], abc.ABC):
     # Our own threads: 72 idle ones of TensorFlow spun and cost two cores a third of the decoding.
     self._reader = ReadAhead(split, threads=read_threads)
     self._window = window_of(split, read_threads * processes)
-    if split.is_noise:
+    if split.is_noise or not steps:
       return
     self._tf = import_tensorflow()
     pixels.drop_warnings()
-    self._turned = bool((split.orientation > 1).any())
     self._failure: Exception | None = None
-    self._mixed = split.offset is None and _NO_JPEG.search(split.names.text.data) is not None
+    self._mixed = bool((split.decoder != pixels.JPEG).any())
     self._start()
 
   @abc.abstractmethod
   def _request(self, step: int) -> Request:
     """Return this process's part of a batch."""
 
-  def _with_headers(self, index: Int64[np.ndarray, "b"]) -> Int64[np.ndarray, "b"]:
-    """Return the numbers, each of an image without a header replaced by the next that has one."""
-    sound = self.split.width[index] > 0
-    return index if sound.all() else index[next_sound(self.split, index, sound)]
+  def _with_headers(self, index: Int64[np.ndarray, "b"]) -> tuple[np.ndarray, ...]:
+    """Return numbers, widths, heights and decoders; the next image is for one without a header."""
+    split, sound = self.split, self.split.width[index] > 0
+    used = index if sound.all() else index[next_sound(split, index, sound)]
+    return used, split.width[used], split.height[used], split.decoder[used].astype(np.int32)
 
   def __next__(self) -> Batch:
     """Return the next batch; its images are read-only.
 
     Raises:
-      UserError: an image has changed since it was indexed, or all images of a batch are broken.
+      UserError: all images of a batch are broken, or a shard cannot be read.
     """
     while self._delivered < self._steps:
       if self.split.is_noise:
@@ -149,7 +136,7 @@ class Stream(Iterator[Batch], abc.ABC):
         return self._deliver(request, image, request.index, request.mask)
       try:
         # Memoryviews avoid the copy that .numpy() makes.
-        image, length = (np.asarray(memoryview(each)) for each in next(self._batches))
+        image, sound = (np.asarray(memoryview(each)) for each in next(self._batches))
       except (self._tf.errors.OpError, StopIteration) as error:
         if self._failure:
           raise self._failure from error
@@ -158,7 +145,7 @@ class Stream(Iterator[Batch], abc.ABC):
         self._tolerant = True
         self._start()
         continue
-      return self._sound_batch(self._pending.popleft(), image, length)
+      return self._sound_batch(self._pending.popleft(), image, sound)
     self.close()
     raise StopIteration
 
@@ -169,13 +156,10 @@ class Stream(Iterator[Batch], abc.ABC):
     self._reader.close()
 
   def _sound_batch(
-    self, request: Request, image: UInt8[np.ndarray, "b h w 3"], length: Int32[np.ndarray, "b"]
+    self, request: Request, image: UInt8[np.ndarray, "b h w 3"], sound: Bool[np.ndarray, "b"]
   ) -> Batch:
     """Return a decoded batch with other images, or a mask, in place of the broken ones."""
     split, index, used, mask = self.split, request.index, request.used, request.mask
-    sound = length >= 0
-    for row in np.flatnonzero(sound & (length != split.length[used])).tolist():
-      require_length(split, int(used[row]), int(length[row]))
     # What only fills a batch of an evaluation is no image of its own.
     counted = mask | self._trains
     for number in {*index[counted & (used != index)], *used[counted & ~sound]}:
@@ -196,26 +180,59 @@ class Stream(Iterator[Batch], abc.ABC):
     return Batch(image, self.split.label[index], mask, request.flip, index.astype(np.int32))
 
   def _start(self) -> None:
-    """Start to decode at the first batch not delivered yet."""
+    """Start to decode at the first batch not delivered yet.
+
+    TensorFlow's iterator then yields batches of images, and whether each could be decoded; it fails
+    at one that could not, unless it is tolerant.
+    """
+    tf, threads = self._tf, usable_cpus()
     self._pending = collections.deque()
     chunk = min(self._batch, _CHUNK)
     loaded = self._loaded(self._pending, chunk)
-    decode = functools.partial(
-      crop,
-      self._tf,
-      mixed=self._tolerant or self._mixed,
-      turned=self._turned,
-      antialias=self._antialias,
-      fills=self._trains,
-    )
-    self._batches = _decoded(
-      self._tf,
-      lambda _: next(loaded),
-      decode,
-      tolerant=self._tolerant,
-      parts=(self._steps - self._delivered) * -(-self._batch // chunk),
-      batch=self._batch,
-    )
+    windows = self._request(self._delivered).windows
+    types = [tf.string, *(tf.as_dtype(each.dtype) for each in windows)]
+    shapes = [(), *(each.shape[1:] for each in windows)]
+    graph = tf.autograph.experimental.do_not_convert
+
+    @graph
+    def load(number: Any) -> tuple[Any, ...]:
+      arrays = tf.numpy_function(lambda _: next(loaded), [number], types)
+      for array, shape in zip(arrays, shapes, strict=True):
+        array.set_shape((None, *shape))
+      return tuple(arrays)
+
+    @graph
+    def decode(*element: Any) -> tuple[Any, Any]:
+      how = dict(mixed=self._mixed, antialias=self._antialias, fills=self._trains)
+      return crop(tf, *element, **how), tf.constant(True)
+
+    @graph
+    def black(*element: Any) -> tuple[Any, Any]:
+      return tf.zeros(tf.concat([element[4], [3]], 0), tf.uint8), tf.constant(False)
+
+    @graph
+    def decode_or_mark(*element: Any) -> Any:
+      """Return a data set of one result: a black image where `decode` fails."""
+      one = tf.data.Dataset.from_tensors(element)
+      return one.map(decode).ignore_errors().concatenate(one.map(black)).take(1)
+
+    options = tf.data.Options()
+    options.deterministic = True
+    options.autotune.enabled = False
+    options.experimental_warm_start = True  # decode from now on, not from the first next()
+    options.threading.private_threadpool_size = threads
+    options.threading.max_intra_op_parallelism = 1
+    # 41 of an image's 1,200 us are spent outside its decoding; with from_generator, 64.
+    parts = (self._steps - self._delivered) * -(-self._batch // chunk)
+    dataset = tf.data.Dataset.range(parts).map(load).prefetch(1).unbatch()
+    if not self._tolerant:
+      dataset = dataset.map(decode, num_parallel_calls=threads)
+    else:
+      # 414 and 483 images/s with 10 of 1,024 images cut off, where the plain map decoded 454 and
+      # 707 whole ones on two busy cores. A restart at each broken image left a tenth of the rate.
+      dataset = dataset.interleave(decode_or_mark, cycle_length=threads, num_parallel_calls=threads)
+    dataset = dataset.batch(self._batch).prefetch(_PREFETCHED)
+    self._batches = iter(dataset.with_options(options))
 
   def _loaded(
     self, pending: collections.deque[Request], chunk: int
@@ -246,16 +263,13 @@ class Stream(Iterator[Batch], abc.ABC):
 
 
 def why_broken(split: Table, number: int) -> str:
-  """Read an image and return why it is broken.
-
-  Raises:
-    UserError: its size in bytes has changed since it was indexed.
-  """
+  """Read an image and return why it is broken."""
   try:
     encoded = split.read(number)
   except OSError as error:
     return f"it cannot be read: {error.strerror or error}"
-  require_length(split, number, len(encoded))
+  if len(encoded) != split.length[number]:
+    return f"it has changed since it was indexed: remove {split.index}"
   try:
     pixels.decode(encoded)
   except (UnidentifiedImageError, ValueError) as error:  # Pillow names what it cannot read
@@ -263,23 +277,6 @@ def why_broken(split: Table, number: int) -> str:
   except Exception:
     pass  # TensorFlow refuses what Pillow shows in part
   return "its data are damaged or cut off"
-
-
-def require_length(split: Table, number: int, length: int) -> None:
-  """Check that an image has as many bytes as when it was indexed.
-
-  Raises:
-    UserError: it has not.
-  """
-  if length == split.length[number]:
-    return
-  advice = "upload the set again with python -m jaxspeed.prepare shards"
-  if not remote.is_remote(split.root):
-    advice = f"remove its index {split.index}, and the same command makes it again"
-  raise UserError(
-    f"{split.name(number)} in {split.root} has changed since the images were indexed "
-    f"({split.length[number]:,} bytes then, {length:,} now): {advice}."
-  )
 
 
 def next_sound(
@@ -310,68 +307,3 @@ def next_sound(
 def _noise(batch: int, height: int, width: int) -> UInt8[np.ndarray, "batch height width 3"]:
   random = np.random.RandomState((height, width))
   return random.randint(0, 256, (batch, height, width, 3)).astype(np.uint8)
-
-
-def _decoded(
-  tf: Any,
-  load: Callable[[int], tuple[np.ndarray, ...]],
-  finish: Callable[..., Any],
-  *,
-  tolerant: bool,
-  parts: int,
-  batch: int,
-) -> Iterator[tuple[Any, Any]]:
-  """Iterate over batches of decoded images and encoded lengths, computed ahead by TensorFlow.
-
-  Args:
-    tf: TensorFlow.
-    load: function that returns the next part's encoded images and windows; never called
-      concurrently.
-    finish: TensorFlow's operations on an encoded image and its windows.
-    tolerant: whether an image that cannot be decoded is black and of length -1; else the iterator
-      fails there.
-    parts: number of calls of `load`.
-    batch: images of a batch.
-  """
-  types = [tf.string, *(tf.as_dtype(dtype) for dtype, _ in _WINDOWS)]
-  shapes = [(), *(shape for _, shape in _WINDOWS)]
-
-  @tf.autograph.experimental.do_not_convert
-  def load_part(number: Any) -> tuple[Any, ...]:
-    arrays = tf.numpy_function(load, [number], types)
-    for array, shape in zip(arrays, shapes, strict=True):
-      array.set_shape((None, *shape))
-    return tuple(arrays)
-
-  @tf.autograph.experimental.do_not_convert
-  def decode(encoded: Any, *windows: Any) -> tuple[Any, Any]:
-    return finish(encoded, *windows), tf.strings.length(encoded)
-
-  @tf.autograph.experimental.do_not_convert
-  def decode_or_mark(*element: Any) -> Any:
-    """Return a data set of one result: a black image of length -1 where `decode` fails."""
-    one = tf.data.Dataset.from_tensors(element)
-
-    @tf.autograph.experimental.do_not_convert
-    def mark(_: Any, *windows: Any) -> tuple[Any, Any]:
-      return tf.zeros(tf.concat([windows[3], [3]], 0), tf.uint8), tf.constant(-1)
-
-    return one.map(decode).ignore_errors().concatenate(one.map(mark)).take(1)
-
-  threads = usable_cpus()
-  options = tf.data.Options()
-  options.deterministic = True
-  options.autotune.enabled = False
-  options.experimental_warm_start = True  # decode from now on, not from the first next()
-  options.threading.private_threadpool_size = threads
-  options.threading.max_intra_op_parallelism = 1
-  # 41 of an image's 1,200 us are spent outside its decoding; with from_generator, 64.
-  dataset = tf.data.Dataset.range(parts).map(load_part).prefetch(1).unbatch()
-  if not tolerant:
-    dataset = dataset.map(decode, num_parallel_calls=threads)
-  else:
-    # 414 and 483 images/s with 10 of 1,024 images cut off, where the plain map decoded 454 and 707
-    # whole ones on two busy cores. A restart at each broken image left a tenth of the rate.
-    dataset = dataset.interleave(decode_or_mark, cycle_length=threads, num_parallel_calls=threads)
-  dataset = dataset.batch(batch).prefetch(_PREFETCHED)
-  return iter(dataset.with_options(options))

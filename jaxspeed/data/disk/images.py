@@ -50,13 +50,12 @@ def import_tensorflow() -> Any:
   return tf
 
 
-def _decode(tf: Any, encoded: Any, box: Any, orientation: Any, *, mixed: bool, turned: bool) -> Any:
+def _decode(tf: Any, encoded: Any, box: Any, decoder: Any, *, mixed: bool) -> Any:
   """Decode part of an image as it is shown: uint8 [h, w, 3].
 
-  Only the box of a JPEG is decoded. Testing for the format costs 2 to 4 % of an image's time, so
-  only `mixed` streams do it. Pillow decodes what TensorFlow cannot decode, or would decode
-  differently, and what EXIF turns (`turned`: there may be such images); `prepare resize` leaves
-  none of those.
+  Only the box of a JPEG is decoded. A choice costs 2 to 4 % of an image's time, so only `mixed`
+  streams make it. Pillow decodes what TensorFlow cannot decode, or would decode differently, and
+  what EXIF turns; `prepare resize` leaves none of those.
   """
 
   def jpeg() -> Any:
@@ -64,26 +63,17 @@ def _decode(tf: Any, encoded: Any, box: Any, orientation: Any, *, mixed: bool, t
     return tf.io.decode_and_crop_jpeg(encoded, box, channels=3, dct_method="INTEGER_ACCURATE")
 
   def other() -> Any:
-    known = [
-      tf.equal(tf.strings.substr(encoded, 0, len(signature)), signature)
-      for signature in pixels.TENSORFLOW_SIGNATURES
-    ]
-    return tf.cond(tf.reduce_any(known), by_tensorflow, by_pillow)
-
-  def by_tensorflow() -> Any:
-    whole = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+    image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
     zero, three = tf.constant([0]), tf.constant([3])
-    return tf.slice(whole, tf.concat([box[:2], zero], 0), tf.concat([box[2:], three], 0))
+    return tf.slice(image, tf.concat([box[:2], zero], 0), tf.concat([box[2:], three], 0))
 
   def by_pillow() -> Any:
     part = tf.numpy_function(_decode_with_pillow, [encoded, box], tf.uint8, stateful=False)
     part.set_shape((None, None, 3))
     return part
 
-  def stored() -> Any:
-    return tf.cond(tf.io.is_jpeg(encoded), jpeg, other) if mixed else jpeg()
-
-  return tf.cond(orientation > 1, by_pillow, stored) if turned else stored()
+  decoders = {pixels.JPEG: jpeg, pixels.TENSORFLOW: other, pixels.PILLOW: by_pillow}
+  return tf.switch_case(decoder, decoders) if mixed else jpeg()
 
 
 def _decode_with_pillow(encoded: bytes, box: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
@@ -132,25 +122,14 @@ def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any
   return tf.reshape(turned, [shape[0], shape[1], 3])
 
 
-def crop(
-  tf: Any,
-  encoded: Any,
-  box: Any,
-  scale: Any,
-  translation: Any,
-  shape: Any,
-  orientation: Any,
-  *,
-  mixed: bool,
-  turned: bool,
-  antialias: bool,
-  fills: bool,
-) -> Any:
+def crop(tf: Any, encoded: Any, *window: Any, mixed: bool, antialias: bool, fills: bool) -> Any:
   """Decode a box of an image, resize it, and crop or pad it to uint8 [*shape, 3].
 
-  The box is all of the result if it `fills` it.
+  The window is the box, the scale and translation to the shape, the shape, and the decoder; all of
+  the result is of the box if it `fills` it.
   """
-  part = _decode(tf, encoded, box, orientation, mixed=mixed, turned=turned)
+  box, scale, translation, shape, decoder = window
+  part = _decode(tf, encoded, box, decoder, mixed=mixed)
   if antialias:
     return _resize(tf, part, scale, translation, shape)
   if fills:

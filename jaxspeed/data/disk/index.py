@@ -13,8 +13,9 @@ import logging
 import os
 import pathlib
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -35,40 +36,35 @@ _log = logging.getLogger("jaxspeed")
 _NAMES_PER_JOB = 500
 # A header takes 75 us, and processes 0.7 s to start: they break even at 10,000 on 16 cores.
 _IMAGES_FOR_PROCESSES = 10_000
-_NO_HEADER = pixels.Header(0, 0, 1)
-# Columns of the index, with their least and largest values: what a header gives and the image's
-# size in bytes, then those of shards, whose labels are checked later.
-_HEADER: dict[str, tuple[type[np.signedinteger], int, int]] = {
-  "width": (np.int32, 0, 1 << 30),
-  "height": (np.int32, 0, 1 << 30),
-  "orientation": (np.int8, 1, 8),
-  "length": (np.int64, 0, 1 << 40),
-}
-_IN_SHARD = _HEADER | {
-  "offset": (np.int64, 0, 1 << 60),
-  "label": (np.int32, -(1 << 31), 1 << 31),
-  "digest": (np.int64, -(1 << 63), 1 << 63),
-}
+_NO_HEADER = 0, 0, pixels.JPEG
+# Columns of the index: what a header gives and the image's size in bytes, and then those of shards,
+# whose labels are checked later.
+_HEADER = np.dtype([("width", "i4"), ("height", "i4"), ("decoder", "i1"), ("length", "i4")])
+_MOST_BYTES = np.iinfo(np.int32).max
+_IN_SHARD = np.dtype([*_HEADER.descr, ("offset", "i8"), ("label", "i4"), ("digest", "i8")])
 # Files whose times or sizes are compared at the start, in threads: a network disk is slow, but
 # answers many.
 _SAMPLE, _STAT_THREADS = 1_000, 32
-# Bytes of names that are compared at once: of 14 million images all have 0.6 GB.
-_PART = 1 << 24
 Show = Callable[[int, int], None]
 Columns = dict[str, Any]  # of arrays
 
 
-def open_table(table: Table, cache: pathlib.Path, show: Show | None = None) -> Table:
+def open_table(
+  table: Table, cache: pathlib.Path, show: Show | None = None, *, anew: bool = False
+) -> Table:
   """Return the table of a source with its other columns, from an index or from the headers.
 
   Args:
     table: the images.
     cache: the folder of indices that are not beside their images.
     show: called with the number of headers read and the total.
+    anew: whether to read the headers, whatever is in an index, and to store none.
 
   Raises:
-    UserError: as in `read_headers`.
+    UserError: a file cannot be opened, or a shard is damaged.
   """
+  if anew:
+    return dataclasses.replace(table, **_read(table, show)[0])
   entry = npz.entry_of(cache, "images", table.place)
   # The processes of a host wait for the first, which reads the headers.
   with locked_folder(cache):
@@ -82,26 +78,22 @@ def open_table(table: Table, cache: pathlib.Path, show: Show | None = None) -> T
           "renews one that is beside its images",
           *(path, error),
         )
-    state = _state(table)  # before the headers: what changes meanwhile is then another state
-    columns = _scan(table, show)
-    npz.store(entry, columns | state, {})
+    columns, stored = _read(table, show)
+    npz.store(entry, stored, {})
   return dataclasses.replace(table, index=str(entry), **columns)
 
 
-def read_headers(table: Table, show: Show | None = None, *, store: bool = False) -> Table:
-  """Do as `open_table`, but from the headers: an index may be out of date.
-
-  With `store`, write the index beside the images, and verify the checksums of shards.
+def write_index(table: Table, show: Show | None = None) -> Table:
+  """Read all headers, and write the index beside the images.
 
   Raises:
-    UserError: a file cannot be opened, a shard is damaged, or the index cannot be written.
+    UserError: as in `open_table`, or the index cannot be written.
   """
-  path, state = _own(table), _state(table)
-  columns = _scan(table, show, verify=store)
+  path = _own(table)
+  columns, stored = _read(table, show)
   try:
-    if store:
-      npz.make_folder(path.parent)
-      npz.write(path, columns | state, {})
+    npz.make_folder(path.parent)
+    npz.write(path, stored, {})
   except OSError as error:
     raise UserError(
       f"{path} cannot be written ({error.strerror or error}): make its folder writable, or train "
@@ -120,37 +112,35 @@ def _stored(table: Table, path: pathlib.Path) -> Columns:
   Raises:
     ValueError: the index must not be used; the message says why.
   """
-  (found, _), state = npz.read(path), _state(table)
-  for name, now in state.items():
-    before, now = found.pop(name, np.zeros(0)).ravel()[: now.size], now.ravel()
-    parts = [slice(at, at + _PART) for at in range(0, now.size, _PART)]
-    fits = before.dtype == now.dtype and before.size == now.size
-    if not fits or not all(np.array_equal(before[part], now[part]) for part in parts):
-      raise ValueError("it was made from other files, or an older state of these")
-  columns: Columns = {}
-  for name, (dtype, least, most) in (_IN_SHARD if table.keys else _HEADER).items():
-    column = columns[name] = found.get(name, np.zeros(0)).ravel()[: len(table)]
-    fits = column.dtype == dtype and len(column) == len(table)
-    if not fits or column.min() < least or column.max() > most:
+  arrays, _ = npz.read(path)
+  found = {name: each.ravel() for name, each in arrays.items()}
+  stats = _stats_of(table).ravel()
+  names, before = (found.get(key, np.zeros(0)) for key in ("names", "stats"))
+  is_same = before.dtype == stats.dtype and np.array_equal(before[: len(stats)], stats)
+  if not is_same or _names_of(table, len(table)) not in names.tolist():
+    raise ValueError("it was made from other files, or an older state of these")
+  dtype, columns = _IN_SHARD if table.keys else _HEADER, Columns()
+  for name in dtype.names or ():
+    column = columns[name] = found.get(name, np.zeros(0))[: len(table)]
+    if column.dtype != dtype[name] or len(column) != len(table):
       raise ValueError(f"its column {name} is not one that this version reads")
-  sound = np.array_equal(columns["width"] > 0, columns["height"] > 0)
-  if len(state["stats"]):
-    ends = columns["offset"] + columns["length"]
-    sound &= bool((ends <= state["stats"][table.file, 0]).all())
-  if not sound:
-    raise ValueError("its columns do not fit each other")
   if not table.keys:
-    sample = stat_sample(table)  # those that are missing count as broken when they are read
-    changed = [i for i, each in sample.items() if each and each.st_size != columns["length"][i]]
+    sample = stat_sample(table)
+    lengths = {number: min(each.st_size, _MOST_BYTES) for number, each in sample.items()}
+    changed = [number for number, length in lengths.items() if length != columns["length"][number]]
     if changed:
       raise ValueError(f"{len(changed):,} of {len(sample):,} sampled images have changed")
   return columns
 
 
-def stat_sample(table: Table) -> dict[int, os.stat_result | None]:
-  """Return `stat` of a seeded sample of the files that are images, by number."""
+def stat_sample(table: Table) -> dict[int, os.stat_result]:
+  """Return `stat` of a seeded sample of the files that are images, by number.
+
+  Those that are missing are not in it; they count as broken when they are read.
+  """
   numbers = random.Random(0).sample(range(len(table)), min(len(table), _SAMPLE))
-  return dict(zip(numbers, _stat(map(table.full_path, numbers)), strict=True))
+  found = zip(numbers, _stat(map(table.full_path, numbers)), strict=True)
+  return {number: each for number, each in found if each}
 
 
 def _stat(paths: Iterable[str]) -> list[os.stat_result | None]:
@@ -170,56 +160,58 @@ def _stat(paths: Iterable[str]) -> list[os.stat_result | None]:
     return [*pool.map(stat, paths)]
 
 
-def _state(table: Table) -> dict[str, np.ndarray]:
-  """Return names, and of shards on this machine sizes and times, in whole seconds, as in tar."""
-  local = table.keys and not remote.is_remote(table.root)
-  names = table.names.decoded() if local else []
+def _names_of(table: Table, images: int) -> str:
+  """Return a digest of the names of the files of the first images, with the number of these."""
+  files = int(table.file[images - 1]) + 1
+  return f"{images} {sha256(table.names.first(files)).hexdigest()}"
+
+
+def _stats_of(table: Table) -> Int64[np.ndarray, "shards 2"]:
+  """Return sizes and times of shards on this machine, in whole seconds, as in tar."""
+  is_local = table.keys and not remote.is_remote(table.root)
+  names = table.names.decoded() if is_local else ()
   stats = _stat(os.path.join(table.root, name) for name in names)
   rows = [(each.st_size, int(each.st_mtime)) if each else (0, 0) for each in stats]
-  return {"names": table.names.text, "stats": np.array(rows, np.int64).reshape(-1, 2)}
+  return np.array(rows, np.int64).reshape(-1, 2)
 
 
-def _scan(table: Table, show: Show | None, *, verify: bool = False) -> Columns:
-  """Read the headers of all images, in processes where there are many."""
+def _read(table: Table, show: Show | None) -> tuple[Columns, Mapping[str, np.ndarray]]:
+  """Read the headers of all images; return their columns, and what an index holds."""
   _log.info("reading the headers of %s images of %s", f"{len(table):,}", table.place)
-  names = table.names.decoded()
-  jobs: list[Callable[[], Int64[np.ndarray, "n columns"]]]
+  # Before the headers: what changes meanwhile is then another state.
+  names = [_names_of(table, images) for images in sorted({table.counts[0], len(table)})]
+  stats = _stats_of(table)
+  jobs: Iterable[Callable[[], np.ndarray]]
   if table.keys:
-    paths = [os.path.join(table.root, name) for name in names]
+    paths = [os.path.join(table.root, name) for name in table.names.decoded()]
     records = np.bincount(table.file).tolist()
-    jobs = [
-      functools.partial(scan_shard, path, table.keys, count, verify)
+    jobs = (
+      functools.partial(scan_shard, path, table.keys, count)
       for path, count in zip(paths, records, strict=True)
-    ]
+    )
   else:
-    jobs = [
-      functools.partial(scan_files, table.root, names[i : i + _NAMES_PER_JOB])
-      for i in range(0, len(names), _NAMES_PER_JOB)
-    ]
-  rows, done = [], 0
+    parts = table.names.lists(_NAMES_PER_JOB)
+    jobs = (functools.partial(scan_files, table.root, part) for part in parts)
+  dtype, done = _IN_SHARD if table.keys else _HEADER, 0
+  columns = {name: np.zeros(len(table), dtype[name]) for name in dtype.names or ()}
   workers = usable_cpus() if len(table) >= _IMAGES_FOR_PROCESSES else 1
   with contextlib.closing(in_processes(_run, jobs, workers=workers)) as answers:
     for answer in answers:
-      rows.append(answer)
+      for name, column in columns.items():
+        column[done : done + len(answer)] = answer[name]
       done += len(answer)
       if show:
         show(done, len(table))
-  columns: Columns = {}
-  for number, (name, (dtype, *_)) in enumerate((_IN_SHARD if table.keys else _HEADER).items()):
-    # Clipped, not wrapped: a label too large for int32 must not become a valid one.
-    info = np.iinfo(dtype)
-    column = np.concatenate([row[:, number] for row in rows])
-    columns[name] = np.clip(column, info.min, info.max).astype(dtype)
-  return columns
+  return columns, columns | {"names": np.array(names), "stats": stats}
 
 
-def _run(job: Callable[[], Int64[np.ndarray, "n columns"]]) -> Int64[np.ndarray, "n columns"]:
+def _run(job: Callable[[], np.ndarray]) -> np.ndarray:
   pixels.drop_warnings()
   return job()
 
 
-def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
-  """Return each file's width, height (0 without a header), orientation and size in bytes.
+def scan_files(folder: str, names: Sequence[str]) -> np.ndarray:
+  """Return a row of `_HEADER` for each file; width and height are 0 without a header.
 
   A link to a missing file counts as a broken image of 0 bytes.
 
@@ -232,25 +224,22 @@ def scan_files(folder: str, names: Sequence[str]) -> Int64[np.ndarray, "n 4"]:
     with readable(path):
       try:
         with open_regular(path) as file:
-          rows.append((*_header(file), os.fstat(file.fileno()).st_size))
+          size = min(os.fstat(file.fileno()).st_size, _MOST_BYTES)
+          rows.append((*_header(file), size))
       except FileNotFoundError:
         if not os.path.islink(path):
           raise
         rows.append((*_NO_HEADER, 0))
-  return np.array(rows, np.int64)
+  return np.array(rows, _HEADER)
 
 
-def scan_shard(
-  path: str, keys: Sequence[str], records: int, verify: bool
-) -> Int64[np.ndarray, "n 7"]:
-  """Return each image's width, height, orientation, bytes, offset, label and `name_digest`.
+def scan_shard(path: str, keys: Sequence[str], records: int) -> np.ndarray:
+  """Return a row of `_IN_SHARD` for each image; all checksums are verified.
 
   A shard on this machine is memory-mapped, so no record is copied; one at an address is read whole.
-  A core scans 7,500 records/s, and headers take half of the time. The kernel's read-ahead stays on
-  although it reads the whole shard: from a cold disk a core scanned 3,600 records/s with it and
-  2,200 without (MADV_RANDOM, a fifth of the bytes). The first epoch then finds the shard in memory
-  (results/input_decisions.json). The checksum of each record's length is verified; with `verify`
-  that of its data too, which reads every byte.
+  Reading all of its bytes costs little: from a cold disk a core scanned 3,600 records/s so, and
+  2,200 with headers alone (MADV_RANDOM, a fifth of the bytes). The first epoch then finds the shard
+  in memory (results/input_decisions.json).
 
   Raises:
     UserError: the shard is cut off or damaged, or does not hold `records` images with labels.
@@ -262,21 +251,21 @@ def scan_shard(
       is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
       content = np.empty(0, np.uint8) if is_empty else np.memmap(file, np.uint8, "r")
   rows = []
-  for image, offset, label, name in read_examples(content, path, keys, records, verify=verify):
-    header = _header(io.BytesIO(image))
-    rows.append((*header, len(image), offset, label, name_digest(name)))
-  return np.array(rows, np.int64).reshape(-1, 7)
+  for image, offset, label, name in read_examples(content, path, keys, records):
+    rows.append((*_header(io.BytesIO(image)), len(image), offset, label, name_digest(name)))
+  return np.array(rows, _IN_SHARD)
 
 
-def _header(file: BinaryIO) -> pixels.Header:
-  """Return an image's size and orientation; size 0 where Pillow finds no header.
+def _header(file: BinaryIO) -> tuple[int, int, int]:
+  """Return an image's width, height and decoder; size 0 where Pillow finds no header.
 
   Raises:
     OSError: the file system failed; the error has an errno.
   """
   try:
     with pixels.open_image(file) as image:
-      return pixels.header_of(image)
+      width, height, orientation = pixels.header_of(image)
+      return width, height, pixels.decoder_of(file, orientation)
   # Parsers raise almost anything on a damaged header; a decompression bomb counts as one.
   except Exception as error:
     if isinstance(error, OSError) and error.errno is not None:

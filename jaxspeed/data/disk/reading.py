@@ -115,21 +115,25 @@ class ReadAhead:
     return np.split(order, np.flatnonzero(apart) + 1)
 
   def _do(self, numbers: Int64[np.ndarray, "n"]) -> list[bytes]:
-    """Read images; b"", which counts as broken, is a file that cannot be read.
+    """Read images; b"", which counts as broken, is one that cannot be read or has changed.
 
     Raises:
       UserError: a shard cannot be read.
     """
     if self._closed:
       return []
-    table = self._table
+    table, length = self._table, self._table.length[numbers]
     if table.offset is None:
-      return [_read_file(table, number) for number in numbers.tolist()]
-    offset, length = table.offset[numbers], table.length[numbers]
-    begin = int(offset[0])
-    with readable(f"{table.name(int(numbers[0]))} in {table.root}"):
-      content = table.read_part(int(numbers[0]), begin, int((offset + length).max()))
-    return [content[at : at + size] for at, size in zip(offset - begin, length, strict=True)]
+      found = [_read_file(table, number) for number in numbers.tolist()]
+    else:
+      offset = table.offset[numbers]
+      begin = int(offset[0])
+      with readable(f"{table.name(int(numbers[0]))} in {table.root}"):
+        content = table.read_part(int(numbers[0]), begin, int((offset + length).max()))
+      found = [content[at : at + size] for at, size in zip(offset - begin, length, strict=True)]
+    return [
+      each if len(each) == size else b"" for each, size in zip(found, length.tolist(), strict=True)
+    ]
 
 
 def _read_file(table: Table, number: int) -> bytes:

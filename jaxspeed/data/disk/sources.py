@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxspeed.data import remote
-from jaxspeed.data.disk.index import Show, open_table, read_headers, stat_sample
+from jaxspeed.data.disk.index import Show, open_table, stat_sample
 from jaxspeed.data.disk.prepared import (
   Prepared,
   digest_of,
@@ -87,11 +87,9 @@ def open_images(
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
   with readable(path or name):
     table = _find(name, path, folder, tune)
-    if anew:
-      table = read_headers(table, show)
-    else:
+    if not anew:
       _require_fitting(table)
-      table = open_table(table, folder, show)
+    table = open_table(table, folder, show, anew=anew)
   if table.keys:
     table = dataclasses.replace(table, class_names=_checked_names(table))
   train = evaluation = table.take(slice(table.train))
@@ -175,7 +173,8 @@ def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Ta
       f"config.data.path: {root} has no train/ and no dataset_info.json; it names {_ACCEPTED}."
     )
   numbers: dict[str, int] = {}
-  names, labels = list[np.ndarray](), list[np.ndarray]()
+  # One string that grows where it is: parts put together at the end would take twice the memory.
+  names, images_of = bytearray(), list[tuple[int, int]]()
   for split in splits:
     unknown = []
     for each, images in list_classes(root / split, others):
@@ -184,8 +183,9 @@ def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Ta
       elif each not in numbers:
         unknown.append(f"{each}: {len(images):,}")
         continue
-      names.append(Names.of(os.path.join(split, each, file) for file in images).text)
-      labels.append(np.full(len(images), numbers[each], np.int32))
+      folder = os.path.join(split, each, "")
+      names += os.fsencode("".join(f"{folder}{file}\0" for file in images))
+      images_of.append((numbers[each], len(images)))
     if unknown:
       raise UserError(
         f"{root / split} has images of classes that train/ lacks ({some(unknown, 3)}): both name "
@@ -193,16 +193,17 @@ def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Ta
       )
   # Folders of copies are named by a number.
   title = printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
+  labels, counts = np.array(images_of, np.int32).T
   return Table(
     root=str(root),
-    names=Names(np.concatenate(names)),
-    file=np.arange(sum(map(len, labels)), dtype=np.int32),
-    label=np.concatenate(labels),
+    names=Names(np.frombuffer(names, np.uint8)),
+    file=np.arange(counts.sum(), dtype=np.int32),
+    label=np.repeat(labels, counts),
     class_names=tuple(numbers),
     source=f"{title}: {what}",
     notes=left_out(others),
     place=root,
-    train=sum(map(len, labels[: len(numbers)])) if found else None,
+    train=int(counts[: len(numbers)].sum()) if found else None,
   )
 
 
@@ -245,7 +246,7 @@ def _difference(made: Prepared, root: pathlib.Path) -> str:
   if digest_of(table.names) != made.digest:
     return "there were images of other names"
   sample = stat_sample(table)
-  changed = [i for i, each in sample.items() if each and each.st_mtime_ns > made.newest]
+  changed = [number for number, each in sample.items() if each.st_mtime_ns > made.newest]
   if not changed:
     return ""
   named = some(sorted(map(table.name, changed)), 3)

@@ -80,16 +80,13 @@ class TrainStream(Stream):
     images = len(order.index)
     place = step_in_epoch * self._global + np.arange(self._global)[self._rows]
     rows = place % images
-    used = self._with_headers(order.index[rows])
-
+    used, *size, decoder = self._with_headers(order.index[rows])
     random = random_stream(self._seed, epoch, step_in_epoch, AUGMENT)
     uniform = random.random_sample((self._global, CROP_NUMBERS))[self._rows]
-    size = self.split.width[used], self.split.height[used]
-    orientation = self.split.orientation[used].astype(np.int32)
     box = crop_boxes(uniform, *size, min_scale=self._min_scale)
     scale = np.float32(self._size) / box[:, 2:].astype(np.float32)
     shape = np.full((len(box), 2), self._size, np.int32)
-    windows = box, scale, np.zeros_like(scale), shape, orientation
+    windows = box, scale, np.zeros_like(scale), shape, decoder
     mask, flip = place < images, order.flip[rows]
     return Request((epoch, int(place[0])), order.index[rows], used, mask, flip, windows)
 
@@ -125,12 +122,10 @@ class EvalStream(Stream):
   def _request(self, step: int) -> Request:
     batch = self._batches_asked[step]
     index, mask = batch.index[self._rows], batch.mask[self._rows]
-    used = self._with_headers(index)
-    size = self.split.width[used], self.split.height[used]
-    orientation = self.split.orientation[used].astype(np.int32)
+    used, *size, decoder = self._with_headers(index)
     box, *rest = central_windows(*size, shape=batch.shape, resize=self._resize)
     # One pixel is enough for an image that only fills the batch.
     box[~mask] = (0, 0, 1, 1)
     shape = np.tile(np.array(batch.shape, np.int32), (len(box), 1))
     place, flip = (0, step * len(batch.index) + self._rows.start), np.zeros(len(index), bool)
-    return Request(place, index, used, mask, flip, (box, *rest, shape, orientation))
+    return Request(place, index, used, mask, flip, (box, *rest, shape, decoder))

@@ -77,13 +77,13 @@ def check_class_names(folder: pathlib.Path, names: Sequence[str], *, renamed: bo
     UserError: class numbers would change their meaning.
   """
   for path in (folder / STORED, *sorted(folder.glob(f"run_*/{STORED}"))):
-    stored = _stored(path)  # what is damaged will be written again
-    if stored is None or stored == list(names) or renamed and _one_has_numbers(names, stored):
-      continue
-    raise UserError(
-      f"{path} names {_difference(stored, names)}: undo that change of the data, or choose others "
-      "or another --workdir."
-    )
+    stored = _stored(path) or names  # what is damaged will be written again
+    difference = _difference(stored, names, "the data set")
+    if difference and not (renamed and _one_has_numbers(names, stored)):
+      raise UserError(
+        f"{path} names {difference}: undo that change of the data, or choose others or another "
+        "--workdir."
+      )
 
 
 def check_weights_classes(
@@ -101,16 +101,15 @@ def check_weights_classes(
   Raises:
     UserError: a class has another name in the data set.
   """
-  if len(stored) != len(names) or list(stored) == list(names):
+  difference = _difference(stored, names, data)
+  if len(stored) != len(names) or not difference:
     return None
-  if _one_has_numbers(names, stored):
-    return (
-      f"the classes of {path} and {data} are taken in the same order, as one has only their numbers"
+  if not _one_has_numbers(names, stored):
+    raise UserError(
+      f"{path} was trained with {difference}: set --config.data.path to data of the same classes "
+      "in the same order."
     )
-  raise UserError(
-    f"{path} was trained with {_difference(stored, names, data)}: set --config.data.path to data "
-    "of the same classes in the same order."
-  )
+  return f"the classes of {path} and {data} are taken in the same order, as one has only numbers"
 
 
 def _one_has_numbers(names: Sequence[str], others: Sequence[str]) -> bool:
@@ -119,14 +118,13 @@ def _one_has_numbers(names: Sequence[str], others: Sequence[str]) -> bool:
   return numbers in (list(names), list(others)) and not set(names) & set(others)
 
 
-def _difference(stored: Sequence[str], names: Sequence[str], data: str = "the data set") -> str:
-  """Return the first class that differs, as each list calls it."""
-  pairs = itertools.zip_longest(stored, names)
-  theirs, ours = (
-    "no class" if each is None else f"the class {printable(each)}"
-    for each in next((a, b) for a, b in pairs if a != b)
-  )
-  return f"{theirs}, and {data} has {ours} in its place"
+def _difference(stored: Sequence[str], names: Sequence[str], data: str) -> str:
+  """Return the first class that differs, as each list calls it; '' if none does."""
+  for pair in itertools.zip_longest(stored, names):
+    if pair[0] != pair[1]:
+      theirs, ours = ("no class" if a is None else f"the class {printable(a)}" for a in pair)
+      return f"{theirs}, and {data} has {ours} in its place"
+  return ""
 
 
 def stored_class_names(folder: pathlib.Path, classes: int) -> tuple[str, ...]:

@@ -52,9 +52,9 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Table:
   """
   columns, lines, others = _read(path, tuple(_COLUMNS))
   files, labels = [*map(os.path.normpath, columns["file"])], columns["label"]
-  order = sorted(range(len(files)), key=files.__getitem__)
   # A name may also be the whole path of a file below the list's folder.
-  places = [name.removeprefix(f"{path.parent}{os.sep}") for name in files]
+  prefix = f"{path.parent}{os.sep}"
+  places = [name.removeprefix(prefix) for name in files]
   if len(set(places)) < len(places):
     pairs = itertools.pairwise(sorted(range(len(places)), key=places.__getitem__))
     one, other = next((one, other) for one, other in pairs if places[one] == places[other])
@@ -66,20 +66,22 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Table:
   train: int | None = None
   if others:
     notes = (f"columns of {source} that are not read: {some([*map(_short, others)], _SHOWN)}",)
+  used = np.ones(len(files), bool)
+  order = np.array(sorted(range(len(files)), key=files.__getitem__))
   if "split" in columns:
-    splits = _splits(path, columns["split"], lines)
-    chosen = choose_splits(set(splits), path, evaluation=not tune)
+    splits = np.array(_splits(path, columns["split"], lines))
+    chosen = choose_splits({*splits.tolist()}, path, evaluation=not tune)
     source += f": split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
-    parts = [[row for row in order if splits[row] == each] for each in chosen]
-    order, train = [*itertools.chain(*parts)], len(parts[0])
-  classes = _classes(path, {labels[row] for row in order})
+    parts = [order[splits[order] == each] for each in chosen]
+    order, train, used = np.concatenate(parts), len(parts[0]), np.isin(splits, chosen)
+  classes = _classes(path, {*itertools.compress(labels, used)})
   numbers = {name: number for number, name in enumerate(classes)}
   names = Names.of(files[row] for row in order)
   return Table(
     root=str(path.parent),
     names=names,
     file=np.arange(len(order), dtype=np.int32),
-    label=np.array([numbers[labels[row]] for row in order], np.int32),
+    label=np.array([numbers.get(label, -1) for label in labels], np.int32)[order],
     class_names=classes,
     source=source,
     notes=notes,
@@ -108,21 +110,18 @@ def _read(
     path: the file.
     wanted: the columns to read; all but "split" must be there.
   """
-  lines = read_text(path).split("\n")
-  first = next((number for number, line in enumerate(lines) if line.strip()), 0)
-  separator, header, places = _header(path, lines[first], wanted)
-  rows, numbers = list[list[str]](), list[int]()
-  reader = csv.reader(lines[first + 1 :], delimiter=separator, strict=True, skipinitialspace=True)
-  line = first + 1
+  text = read_text(path).split("\n")
+  first = next((number for number, line in enumerate(text) if line.strip()), 0)
+  separator, header, places = _header(path, text[first], wanted)
+  reader = csv.reader(text[first + 1 :], delimiter=separator, strict=True, skipinitialspace=True)
+  # Columns, because Python's collector would visit a million rows again and again.
+  columns, lines, line = {key: list[str]() for key in places}, list[int](), first + 1
+  quotes = "close its double quotes, and write two of them for one inside a value."
   try:
     for row in reader:
-      begun, line = line + 1, first + 1 + reader.line_num
-      if begun < line:  # a forgotten double quote would swallow images in silence
-        raise UserError(
-          f"{path}, line {begun}: by its double quotes, the row ends in line {line}: close "
-          "them, and write two of them for one inside a value."
-        )
-      row = [*map(str.strip, row)]
+      line += 1
+      if (end := first + 1 + reader.line_num) > line:  # it would swallow images in silence
+        raise UserError(f"{path}, line {line}, ends in line {end} by its double quotes: {quotes}")
       if not any(row):
         continue  # an empty line, or one of separators, as spreadsheets write them
       if len(row) != len(header):
@@ -131,21 +130,19 @@ def _read(
           f"{len(row)}: write {separator!r} between columns, and values that hold it in double "
           "quotes."
         )
-      if "" in row and (missing := [key for key, place in places.items() if not row[place]]):
-        raise UserError(
-          f"{path}, line {line}, has no {missing[0]}: write it, or leave the line out."
-        )
-      rows.append(row)
-      numbers.append(line)
+      lines.append(line)
+      for key, place in places.items():
+        columns[key].append(row[place].strip())
   except csv.Error as error:
-    raise UserError(
-      f"{path}, line {line + 1}, cannot be read as CSV ({error}): close its double quotes, and "
-      "write two of them for one inside a value."
-    ) from None
-  if not numbers:
+    raise UserError(f"{path}, line {line + 1}, cannot be read as CSV ({error}): {quotes}") from None
+  if not lines:
     raise UserError(f"{path} has no images: write a header line, and add a line for each image.")
+  for key, column in columns.items():
+    if "" in column:
+      line = lines[column.index("")]
+      raise UserError(f"{path}, line {line}, has no {key}: write it, or leave the line out.")
   others = [name for i, name in enumerate(header) if name and i not in places.values()]
-  return {key: [row[place] for row in rows] for key, place in places.items()}, numbers, others
+  return columns, lines, others
 
 
 def _header(

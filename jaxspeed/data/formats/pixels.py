@@ -26,24 +26,22 @@ from PIL import (
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-# The first bytes of the formats that TensorFlow decodes as Pillow does. It decodes a BMP's palette
-# as grey, and some BMPs not at all.
-JPEG_SIGNATURE = b"\xff\xd8\xff"
-TENSORFLOW_SIGNATURES = (JPEG_SIGNATURE, b"\x89PNG\r\n\x1a\n", b"GIF8")
+# What decodes an image's pixels in training. TensorFlow decodes a BMP's palette as grey, and some
+# BMPs not at all.
+JPEG, TENSORFLOW, PILLOW = range(3)
+_SIGNATURES = {b"\xff\xd8\xff": JPEG, b"\x89PNG\r\n\x1a\n": TENSORFLOW, b"GIF8": TENSORFLOW}
 
 _ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101  # tags of TIFF, and so of EXIF
-# The turn of each EXIF orientation: whether rows and columns are swapped, then the image is flipped
-# upside down, then left to right.
-TURNS = {
-  1: (False, False, False),
-  2: (False, False, True),
-  3: (False, True, True),
-  4: (False, True, False),
-  5: (True, False, False),
-  6: (True, False, True),
-  7: (True, True, True),
-  8: (True, True, False),
-}
+# The turns by EXIF orientation, from 2 on; those from 5 on swap rows and columns.
+_TURNS = (
+  Image.Transpose.FLIP_LEFT_RIGHT,
+  Image.Transpose.ROTATE_180,
+  Image.Transpose.FLIP_TOP_BOTTOM,
+  Image.Transpose.TRANSPOSE,
+  Image.Transpose.ROTATE_270,
+  Image.Transpose.TRANSVERSE,
+  Image.Transpose.ROTATE_90,
+)
 
 
 class Header(NamedTuple):
@@ -74,19 +72,30 @@ def header_of(image: Image.Image) -> Header:
     tags = image.tag_v2  # type: ignore[attr-defined]
     width, height = int(tags[_WIDTH]), int(tags[_HEIGHT])
     # `load` turns it, as newer versions of Pillow do themselves.
-    swapped = TURNS.get(tags.get(_ORIENTATION, 1), TURNS[1])[0]
-    return Header(*((height, width) if swapped else (width, height)), 1)
+    return Header(*swapped(width, height, tags.get(_ORIENTATION, 1)), 1)
   orientation = 1
   # Not `getexif`, which decodes all pixels of a PNG.
   if exif := image.info.get("exif"):
     parsed = Image.Exif()
     with contextlib.suppress(Exception):  # the metadata may be damaged in a sound image
       parsed.load(exif)
-      orientation = parsed.get(_ORIENTATION, 1)
-  if orientation not in TURNS:
+      orientation = int(parsed.get(_ORIENTATION, 1))
+  if orientation not in range(1, 9):
     orientation = 1
-  width, height = image.size
-  return Header(*((height, width) if TURNS[orientation][0] else (width, height)), orientation)
+  return Header(*swapped(*image.size, orientation), orientation)
+
+
+def swapped(width: int, height: int, orientation: int) -> tuple[int, int]:
+  """Return the size after the turn of an EXIF orientation."""
+  return (height, width) if orientation in range(5, 9) else (width, height)
+
+
+def decoder_of(file: BinaryIO, orientation: int) -> int:
+  """Return which decoder reads an image as it is shown, by its first bytes and orientation."""
+  file.seek(0)
+  begin = file.read(8)
+  found = [decoder for each, decoder in _SIGNATURES.items() if begin.startswith(each)]
+  return found[0] if found and orientation == 1 else PILLOW
 
 
 def load(image: Image.Image) -> Image.Image:
@@ -111,14 +120,7 @@ def load(image: Image.Image) -> Image.Image:
 
 def upright(image: Image.Image, orientation: int) -> Image.Image:
   """Turn an image by its EXIF orientation."""
-  swap, upside_down, flip = TURNS[orientation]
-  for turn, method in (
-    (swap, Image.Transpose.TRANSPOSE),
-    (upside_down, Image.Transpose.FLIP_TOP_BOTTOM),
-    (flip, Image.Transpose.FLIP_LEFT_RIGHT),
-  ):
-    image = image.transpose(method) if turn else image
-  return image
+  return image.transpose(_TURNS[orientation - 2]) if orientation > 1 else image
 
 
 def as_shown(image: Image.Image) -> Image.Image:

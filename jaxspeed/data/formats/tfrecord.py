@@ -10,23 +10,24 @@ of TFDS 4.9's core/splits.py and core/naming.py (names of shards).
 import contextlib
 import contextvars
 import functools
+import glob
 import importlib.util
 import logging
 import os
 import pathlib
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 from jaxtyping import Int32, UInt8
 
 from jaxspeed.data.formats import pixels
 from jaxspeed.data.formats.folders import choose_splits
 from jaxspeed.data.formats.protobuf import masked_checksum
+from jaxspeed.data.remote import INFO
 from jaxspeed.data.table import Names, Table
 from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import expanded, open_regular, parse_json, read_bytes
@@ -35,6 +36,24 @@ _log = logging.getLogger("jaxspeed")
 
 _may_download = contextvars.ContextVar("may_download", default=True)
 _MOST_RECORDS = 10**8  # in a split
+_INT32 = np.iinfo(np.int32)
+# tf.train.Example, without its lists of floats, which are skipped.
+_EXAMPLE = """
+name: "example.proto" package: "x" syntax: "proto3"
+message_type { name: "Bytes"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "Integers"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type { name: "Feature"
+  field { name: "bytes_list" number: 1 type_name: ".x.Bytes" }
+  field { name: "int64_list" number: 3 type_name: ".x.Integers" } }
+message_type { name: "Entry"
+  field { name: "key" number: 1 type: TYPE_STRING }
+  field { name: "value" number: 2 type_name: ".x.Feature" } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type_name: ".x.Entry" } }
+message_type { name: "Example" field { name: "features" number: 1 type_name: ".x.Features" } }
+"""
 # TFDS's name of the feature in imagenet2012, its subsets and the shards of `prepare shards`.
 FILE_NAME = "file_name"
 # Bytes of a record beside its data: length and checksum before, checksum after.
@@ -51,20 +70,19 @@ def find_tfds(path: pathlib.Path, name: str) -> pathlib.Path | None:
   Raises:
     UserError: there are several, none of this name.
   """
-  for folder in (path, path / name):
-    if (folder / "dataset_info.json").is_file():
-      return folder
-    versions = [info.parent for info in folder.glob("*/dataset_info.json")]
+  if (path / INFO).is_file():
+    return path
+  for pattern in ("*", f"{glob.escape(name or '*')}/*", "*/*"):
+    versions = [info.parent for info in path.glob(f"{pattern}/{INFO}")]
     versions = [each for each in versions if re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", each.name)]
+    sets = sorted({each.parent.name for each in versions})
+    if len(sets) > 1:
+      raise UserError(
+        f"{path} holds {len(sets)} data sets ({some(sets, 5)}): name the folder of one of them."
+      )
     if versions:
       return max(versions, key=lambda each: tuple(map(int, each.name.split("."))))
-  sets = sorted({info.parents[1] for info in path.glob("*/*/dataset_info.json")})
-  if len(sets) > 1:
-    raise UserError(
-      f"{path} holds {len(sets)} data sets ({some([each.name for each in sets], 5)}): name the "
-      "folder of one of them."
-    )
-  return find_tfds(sets[0], name) if sets else None
+  return None
 
 
 @contextlib.contextmanager
@@ -125,7 +143,7 @@ def list_tfds(folder: pathlib.Path, *, evaluation: bool | None = True) -> Table:
   Raises:
     UserError: the JSON is damaged, the format is not TFRecord, or a split is missing.
   """
-  path = folder / "dataset_info.json"
+  path = folder / INFO
   try:
     info = parse_json(read_bytes(path))
     name, file_format = info["name"], info.get("fileFormat", "tfrecord")
@@ -198,8 +216,7 @@ def read_shards(table: Table) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.nd
     UserError: a shard is cut off or damaged, or its images differ in size.
     OSError: a shard is missing or cannot be read.
   """
-  images: list[UInt8[np.ndarray, "h w 3"]] = []
-  labels: list[int] = []
+  images, labels = list[np.ndarray](), list[int]()
   records = np.bincount(table.file).tolist()
   for name, count in zip(table.names.decoded(), records, strict=True):
     path = os.path.join(table.root, name)
@@ -211,58 +228,42 @@ def read_shards(table: Table) -> tuple[UInt8[np.ndarray, "n h w 3"], Int32[np.nd
       except Exception as error:  # Pillow raises almost anything
         reason = pixels.reason_of(error)
         raise UserError(f"{path}: an image cannot be decoded: {reason}") from error
-      if images[-1].shape != images[0].shape:
-        (h, w), (i, j) = images[-1].shape[:2], images[0].shape[:2]
-        raise UserError(
-          f"{path}: an image is {h} x {w} pixels and the first one {i} x {j}; data in memory need "
-          "one size."
-        )
       labels.append(example.label)
-  # Clipped, not wrapped: a label too large for int32 must not become a valid one.
-  int32 = np.iinfo(np.int32)
-  return np.stack(images), np.clip(labels, int32.min, int32.max).astype(np.int32)
+      if images[-1].shape != images[0].shape:
+        raise UserError(f"{path}: its images differ in size; data in memory need one size.")
+  return np.stack(images), np.array(labels, np.int32)
 
 
-def read_records(
-  content: UInt8[np.ndarray, "bytes"], path: object, *, verify: bool = True
-) -> list[memoryview]:
+def read_records(content: UInt8[np.ndarray, "bytes"], path: object) -> list[memoryview]:
   """Split a file of TFRecords: length (8 bytes), its checksum (4), data, its checksum (4).
 
   Args:
     content: the file.
     path: its name, for messages.
-    verify: whether to read the data, too, and to verify their checksums.
 
   Raises:
     UserError: a record is cut off or does not fit its checksums; the message names the first one.
   """
   view, position = content.data, 0
   records: list[memoryview] = []
-  while position + 12 <= len(view):
-    _check(view, position, 8, path, len(records))
-    start = position + 12
-    (length,) = struct.unpack_from("<Q", view, position)
-    position = start + length + 4
-    if position <= len(view):
-      if verify:
-        _check(view, start, length, path, len(records))
-      records.append(view[start : start + length])
-  if position != len(view):
-    raise UserError(
-      f"{path} ends in the middle of record {len(records)}, at byte {len(view)}: it was cut off; "
-      "remove it, and copy it or prepare the data set again."
-    )
+  advice = "remove it, and copy it or prepare the data set again."
+  while position < len(view):
+    part = view[:0]
+    for is_data in (False, True):
+      size = int.from_bytes(part, "little") if is_data else 8
+      part, checksum = view[position : position + size], view[position + size :][:4]
+      position += size + 4
+      if position > len(view):
+        raise UserError(
+          f"{path} ends in the middle of record {len(records)}, at byte {len(view)}: it was cut "
+          f"off; {advice}"
+        )
+      if masked_checksum(part) != int.from_bytes(checksum, "little"):
+        raise UserError(
+          f"{path} is damaged: record {len(records)} does not fit its checksum; {advice}"
+        )
+    records.append(part)
   return records
-
-
-def _check(view: memoryview, begin: int, size: int, path: object, record: int) -> None:
-  """Compare the checksum of some bytes with the four bytes after them."""
-  (stored,) = struct.unpack_from("<I", view, begin + size)
-  if masked_checksum(view[begin : begin + size]) != stored:
-    raise UserError(
-      f"{path} is damaged: record {record} does not fit its checksum; remove it, "
-      "and copy it or prepare the data set again."
-    )
 
 
 class Example(NamedTuple):
@@ -275,24 +276,19 @@ class Example(NamedTuple):
 
 
 def read_examples(
-  content: UInt8[np.ndarray, "bytes"],
-  path: object,
-  keys: Sequence[str],
-  records: int,
-  *,
-  verify: bool = True,
+  content: UInt8[np.ndarray, "bytes"], path: object, keys: Sequence[str], records: int
 ) -> Iterator[Example]:
   """Yield the examples of a shard.
 
   Args:
-    content, path, verify: as in `read_records`.
+    content, path: as in `read_records`.
     keys: names of the features that hold an image and its label.
     records: their number according to dataset_info.json.
 
   Raises:
     UserError: as `read_records`; or it does not hold so many labelled images.
   """
-  found = read_records(content, path, verify=verify)
+  found = read_records(content, path)
   if len(found) != records:
     raise UserError(
       f"{path} holds {len(found)} records and dataset_info.json promises {records}: prepare the "
@@ -304,7 +300,9 @@ def read_examples(
       example = parse_example(bytes(record), keys)
     except ValueError as error:
       raise UserError(f"{path}: record {number} is not a labelled image: {error}") from error
-    yield example._replace(place=start + example.place)
+    # Clipped, not wrapped: a label too large for int32 must not become a valid one.
+    label = min(max(example.label, _INT32.min), _INT32.max)
+    yield example._replace(place=start + example.place, label=label)
     start += len(record) + _FRAME
 
 
@@ -335,23 +333,8 @@ def parse_example(record: bytes, keys: Sequence[str]) -> Example:
 
 @functools.cache
 def _example_class() -> Any:
-  """Return the class of tf.train.Example, without its lists of floats, which are skipped."""
-  kinds = descriptor_pb2.FieldDescriptorProto
-  file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="x", syntax="proto3")
-  for name, fields in {
-    "Bytes": (("value", 1, kinds.TYPE_BYTES),),
-    "Integers": (("value", 1, kinds.TYPE_INT64),),
-    "Feature": (("bytes_list", 1, ".x.Bytes"), ("int64_list", 3, ".x.Integers")),
-    "Entry": (("key", 1, kinds.TYPE_STRING), ("value", 2, ".x.Feature")),
-    "Features": (("feature", 1, ".x.Entry"),),
-    "Example": (("features", 1, ".x.Features"),),
-  }.items():
-    message = file.message_type.add(name=name)
-    for field, number, kind in fields:
-      type_of = {"type": kind} if isinstance(kind, int) else {"type_name": kind}
-      is_list = name in ("Bytes", "Integers", "Features")
-      label = kinds.LABEL_REPEATED if is_list else kinds.LABEL_OPTIONAL
-      message.field.add(name=field, number=number, label=label, **type_of)
+  """Return the class of tf.train.Example."""
+  file = text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto())
   pool = descriptor_pool.DescriptorPool()
   pool.AddSerializedFile(file.SerializeToString())
   return message_factory.GetMessageClass(pool.FindMessageTypeByName("x.Example"))

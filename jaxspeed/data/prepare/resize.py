@@ -50,7 +50,7 @@ def make_copies(encoded: bytes, sizes: Sequence[int], *, quality: int) -> dict[i
     width, height, orientation = pixels.header_of(image)
     smaller = [size for size in sizes if size < min(width, height)]
     # The copies' shapes before they are turned.
-    stored = (height, width) if pixels.TURNS[orientation][0] else (width, height)
+    stored = pixels.swapped(width, height, orientation)
     shapes = {size: copy_shape(*stored, size) for size in smaller}
     box = None
     if smaller:

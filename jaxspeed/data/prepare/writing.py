@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxspeed.data.disk.index import Show, read_headers
+from jaxspeed.data.disk import index
+from jaxspeed.data.disk.index import Show
 from jaxspeed.data.disk.prepared import Prepared, mending, read_prepared, write_prepared
 from jaxspeed.data.disk.sources import list_images
 from jaxspeed.data.formats.folders import readable
@@ -41,10 +42,10 @@ def write_index(folder: pathlib.Path, show: Show | None = None) -> Table:
   """Read all headers of a folder, and write the index beside its images.
 
   Raises:
-    UserError: as in `sources.list_images` and `index.read_headers`.
+    UserError: as in `sources.list_images` and `index.write_index`.
   """
   with readable(folder):
-    return read_headers(list_images(folder), show, store=True)
+    return index.write_index(list_images(folder), show)
 
 
 class Made(NamedTuple):
@@ -123,7 +124,7 @@ def follow(
       others = [_refuse_other(folder, made) for folder in folders]
       for folder, stored in zip(folders, others, strict=True):
         _begin(folder, made, stored)
-      for each in in_processes(work, jobs, workers=workers):
+      for each in in_processes(work, jobs, workers=min(workers, len(jobs))):
         done, read, newest = done + each.images, read + each.read, max(newest, each.newest)
         found += each.broken
         if show is not None:

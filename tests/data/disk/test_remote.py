@@ -111,10 +111,11 @@ def there():
 
 
 @needs_tensorflow
-def test_a_bucket_trains_and_evaluates_as_the_folder_does(uploaded, tmp_path, capsys):
+def test_a_bucket_trains_and_evaluates_as_the_folder_does(uploaded, tmp_path, capsys, scans):
   assert {"dataset_info.json", "images.npz", "label.labels.txt", "features.json"} < there()
   local = str(tmp_path / "toy-shards/toy/1.0.0")
   far, near = (open_images(name="", path=p, cache=str(tmp_path / "c")) for p in (URL, local))
+  assert not scans  # the index was uploaded too
   assert far.train.class_names == near.train.class_names == class_names_of(name="", path=URL)
   for one, other in ((far.train, near.train), (far.eval, near.eval)):
     assert_equal(joined([train(one)[0]]), joined([train(other)[0]]))
@@ -136,14 +137,14 @@ def test_an_upload_that_breaks_off_leaves_no_set(uploaded, tmp_path, monkeypatch
   upload = functools.partial(remote.upload, folder, URL, show=lambda *_: None)
   calls = itertools.count(1)
 
-  def again(*call, real=remote._again):
+  def call(*arguments, real=remote._call):
     if next(calls) == 10:  # of the labels, of removing the description, of eight files
-      raise OSError("lost")
-    return real(*call)
+      raise UserError("lost")
+    return real(*arguments)
 
   with monkeypatch.context() as patched:
-    patched.setattr(remote, "_again", again)
-    with pytest.raises(UserError, match="cannot be written"):
+    patched.setattr(remote, "_call", call)
+    with pytest.raises(UserError, match="lost"):
       upload()
   assert next(calls) == 11 and remote.INFO not in there()
   upload()
@@ -179,7 +180,7 @@ def test_what_is_missing_or_not_allowed_is_one_sentence(uploaded, tmp_path, line
       open_images(name="", path=path, cache=str(tmp_path / "c"))
   flags = ["--name=toy", "--shards=2", "--workers=1"]
   done = command("prepare", "shards", str(uploaded), "s3://no-bucket/sets", *flags)
-  assert done.returncode == 2 and "jaxspeed: s3://no-bucket/sets/toy/1.0.0 does not" in done.stderr
+  assert done.returncode == 2 and "jaxspeed: s3://no-bucket/sets/toy/1.0.0/" in done.stderr
   connection = http.client.HTTPConnection("127.0.0.1", server)
   connection.request("POST", "/moto-api/reset-auth", body=b"0")
   connection.getresponse().read()
