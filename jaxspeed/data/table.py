@@ -200,10 +200,8 @@ class Table:
       )
     classes = [hashlib.blake2b(os.fsencode(name), digest_size=8) for name in self.class_names]
     # Memoryviews yield one of Python's integers at a time; a list of 14 million takes 0.5 GB.
-    files = (name_digest(self.names[number]) for number in memoryview(self.file))
-    for label, name in zip(
-      memoryview(self.label), files if names is None else memoryview(names), strict=True
-    ):
+    files = (name_digest(self.names[number]) for number in self.file.data)
+    for label, name in zip(self.label.data, files if names is None else names.data, strict=True):
       found = classes[label].copy()
       found.update(name.to_bytes(8, "little", signed=True))
       yield found.digest()
@@ -237,12 +235,12 @@ def fingerprint(train: Table, evaluation: Table) -> str:
   checksum = 0
   for table in (train, evaluation):
     if table.digest is None:
-      for row, number in enumerate(memoryview(table.file)):
+      for row, number in enumerate(table.file.data):
         stem = os.path.splitext(table.names[number])[0]
         checksum = zlib.crc32(b"\0/" + stem if row else b"/" + stem, checksum)
     else:
-      checksum = zlib.crc32(table.digest, checksum)
-    checksum = zlib.crc32(table.label, checksum)
+      checksum = zlib.crc32(table.digest.data, checksum)
+    checksum = zlib.crc32(table.label.data, checksum)
   return f"{kind} {checksum:08x}"
 
 

@@ -163,7 +163,7 @@ def _stat(paths: Iterable[str]) -> list[os.stat_result | None]:
 def _names_of(table: Table, images: int) -> str:
   """Return a digest of the names of the files of the first images, with the number of these."""
   files = int(table.file[images - 1]) + 1
-  return f"{images} {sha256(table.names.first(files)).hexdigest()}"
+  return f"{images} {sha256(table.names.first(files).data).hexdigest()}"
 
 
 def _stats_of(table: Table) -> Int64[np.ndarray, "shards 2"]:

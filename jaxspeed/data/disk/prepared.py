@@ -52,7 +52,7 @@ class Prepared:
 
 
 def digest_of(names: Names) -> str:
-  return sha256(names.text).hexdigest()
+  return sha256(names.text.data).hexdigest()
 
 
 def _file_of(folder: pathlib.Path) -> pathlib.Path:
