@@ -56,10 +56,11 @@ def split_by_digest(
     return np.arange(len(label)), np.arange(len(label))
   if len(label) < 2:
     raise UserError(f"{where} has {len(label)} image, too few to hold one out.")
-  digest = np.fromiter(digests, "S8", len(label)).view("<u8")
   order = np.argsort(label, kind="stable")
+  classes = np.split(order, np.flatnonzero(np.diff(label[order])) + 1)
+  digest = np.fromiter(digests, "S8", len(label)).view("<u8")
   held_out = np.zeros(len(label), bool)
-  for rows in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
+  for rows in classes:
     if len(rows) > 1:
       count = held_out_count(len(rows), share)
       held_out[rows[np.argsort(digest[rows], kind="stable")[:count]]] = True

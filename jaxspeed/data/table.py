@@ -143,6 +143,18 @@ class Table:
     taken: dict[str, Any] = {k: each[rows] for k, each in columns if isinstance(each, np.ndarray)}
     return dataclasses.replace(self, **taken)
 
+  def split(
+    self, first: Int64[np.ndarray, "m"], second: Int64[np.ndarray, "k"]
+  ) -> tuple["Table", "Table"]:
+    """Return two parts of the table, which share its columns: these are sorted in place.
+
+    Copies of the columns of 14 million images would take 0.3 GB more.
+    """
+    for column in vars(self).values():
+      if isinstance(column, np.ndarray):
+        column[:] = np.concatenate([column[first], column[second]])
+    return self.take(slice(len(first))), self.take(slice(len(first), None))
+
   def path(self, number: int) -> str:
     """Return the path below `root` of the file that holds an image."""
     return os.fsdecode(self.names[self.file[number]])

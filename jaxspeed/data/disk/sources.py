@@ -113,7 +113,8 @@ def _hold_out(table: Table, share: float, evaluated_on: str) -> ImageSet:
   line = hold_out_line(len(out), len(table), share, evaluated_on)
   notes = table.notes + single_image_note(table.label, table.class_names)
   table = dataclasses.replace(table, source=f"{table.source}; {line}", notes=notes)
-  return ImageSet(table.take(kept), table.take(out), evaluated_on)
+  parts = (table, table) if share == 1 else table.split(kept, out)
+  return ImageSet(*parts, evaluated_on)
 
 
 def class_names_of(*, name: str, path: str, cache: str = "") -> tuple[str, ...]:
