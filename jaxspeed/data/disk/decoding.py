@@ -67,8 +67,7 @@ class Stream(Iterator[Batch], abc.ABC):
     broken: the reason for each image replaced so far, by number; the caller may clear it.
   """
 
-  # In training boxes are all of a crop, and other images take the place of broken ones; in an
-  # evaluation broken ones do not count.
+  # Then boxes are all of a crop, and other images take the place of broken ones.
   _trains: bool
   _batches: Iterator[tuple[Any, Any]]
   _pending: collections.deque[Request]
@@ -102,7 +101,7 @@ class Stream(Iterator[Batch], abc.ABC):
     self.broken: dict[int, str] = {}
     self._steps, self._batch, self._antialias = steps, batch, antialias
     self._delivered, self._tolerant = 0, False
-    # Our own threads: 72 idle ones of TensorFlow spun and cost two cores a third of the decoding.
+    # Our own threads: 72 idle ones of TensorFlow cost two cores a third of the decoding.
     self._reader = ReadAhead(split, threads=read_threads)
     self._window = window_of(split, read_threads * processes)
     if split.is_noise or not steps:
@@ -180,11 +179,7 @@ class Stream(Iterator[Batch], abc.ABC):
     return Batch(image, self.split.label[index], mask, request.flip, index.astype(np.int32))
 
   def _start(self) -> None:
-    """Start to decode at the first batch not delivered yet.
-
-    TensorFlow's iterator then yields batches of images, and whether each could be decoded; it fails
-    at one that could not, unless it is tolerant.
-    """
+    """Start to decode at the first batch not delivered yet; only a tolerant stream marks images."""
     tf, threads = self._tf, usable_cpus()
     self._pending = collections.deque()
     chunk = min(self._batch, _CHUNK)
@@ -216,12 +211,6 @@ class Stream(Iterator[Batch], abc.ABC):
       one = tf.data.Dataset.from_tensors(element)
       return one.map(decode).ignore_errors().concatenate(one.map(black)).take(1)
 
-    options = tf.data.Options()
-    options.deterministic = True
-    options.autotune.enabled = False
-    options.experimental_warm_start = True  # decode from now on, not from the first next()
-    options.threading.private_threadpool_size = threads
-    options.threading.max_intra_op_parallelism = 1
     # 41 of an image's 1,200 us are spent outside its decoding; with from_generator, 64.
     parts = (self._steps - self._delivered) * -(-self._batch // chunk)
     dataset = tf.data.Dataset.range(parts).map(load).prefetch(1).unbatch()
@@ -232,7 +221,7 @@ class Stream(Iterator[Batch], abc.ABC):
       # 707 whole ones on two busy cores. A restart at each broken image left a tenth of the rate.
       dataset = dataset.interleave(decode_or_mark, cycle_length=threads, num_parallel_calls=threads)
     dataset = dataset.batch(self._batch).prefetch(_PREFETCHED)
-    self._batches = iter(dataset.with_options(options))
+    self._batches = iter(dataset.with_options(_options(tf, threads)))
 
   def _loaded(
     self, pending: collections.deque[Request], chunk: int
@@ -260,6 +249,16 @@ class Stream(Iterator[Batch], abc.ABC):
     except Exception as error:
       self._failure = error  # TensorFlow turns it into text
       raise
+
+
+def _options(tf: Any, threads: int) -> Any:
+  options = tf.data.Options()
+  options.deterministic = True
+  options.autotune.enabled = False
+  options.experimental_warm_start = True  # decode from now on, not from the first next()
+  options.threading.private_threadpool_size = threads
+  options.threading.max_intra_op_parallelism = 1
+  return options
 
 
 def why_broken(split: Table, number: int) -> str:
