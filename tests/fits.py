@@ -26,7 +26,7 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def digits():
-  found = open_arrays(name="digits", path="", cache="", classes=10)
+  found = open_arrays(recipe().data)
   parts = (found.train_images, found.train_labels, found.eval_images, found.eval_labels)
   return jaxspeed.Arrays(*parts)
 

@@ -6,7 +6,6 @@ they may depend on the epoch and on the image's place in the data set. Mixup, an
 of random size, are in `mixing.py`.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -28,12 +27,6 @@ _RATIO = (0.3, 3.3)
 Drawn = dict[int, Float[Array, "rows batch"]]
 
 
-def reflect_index(index: Int[Array, "..."], size: int) -> Int[Array, "..."]:
-  """Reflect indices at both ends of an axis of `size`: -1 to 1, size to size - 2."""
-  index = jnp.abs(index)
-  return jnp.where(index >= size, 2 * (size - 1) - index, index)
-
-
 def crop_and_flip(
   images: UInt8[Array, "n h w c"],
   offset_y: Int[Array, "n"],
@@ -45,11 +38,15 @@ def crop_and_flip(
   Equal to reflect-padding by p, cropping at (p + offset_y, p + offset_x) and flipping left to
   right, but without a padded copy of the data set: in one gather, or on a TPU in two products.
   """
-  n, h, w, _ = images.shape
-  places = functools.partial(jnp.arange, dtype=jnp.int32)
-  rows = reflect_index(places(h) + offset_y[:, None], h)
-  columns = jnp.where(flip[:, None], places(w)[::-1], places(w))
-  columns = reflect_index(columns + offset_x[:, None], w)
+  _, h, w, _ = images.shape
+  y, x = jnp.arange(h, dtype=jnp.int32), jnp.arange(w, dtype=jnp.int32)
+
+  def reflected(index: Int[Array, "..."], size: int) -> Int[Array, "..."]:
+    index = jnp.abs(index)
+    return jnp.where(index >= size, 2 * (size - 1) - index, index)
+
+  rows = reflected(y + offset_y[:, None], h)
+  columns = reflected(jnp.where(flip[:, None], x[::-1], x) + offset_x[:, None], w)
   return jax.lax.platform_dependent(images, rows, columns, tpu=_by_products, default=_by_gather)
 
 
@@ -84,11 +81,13 @@ def normalize(
   return images.astype(dtype) * scale - jnp.asarray(mean, dtype) * scale
 
 
-def rows_drawn(fields: ConfigDict) -> dict[int, int]:
-  """Return how many random numbers per image `augment` draws for each purpose of `batch`.
+def draw_ahead(
+  keys: Callable[[int], UInt32[Array, "2"]], fields: ConfigDict, global_batch: int
+) -> Drawn:
+  """Return all random numbers of one call of `augment`, whose arguments these are.
 
-  Args:
-    fields: `config.augment`.
+  A loop over steps that takes them from an array has fewer kernels than one that draws them, 4 a
+  step on a GPU. For the 32 steps of an epoch of cifar10.py they are 1.2 MB.
   """
   shared = fields.crop_padding or fields.cutout or fields.brightness or fields.contrast
   rows = {
@@ -97,47 +96,18 @@ def rows_drawn(fields: ConfigDict) -> dict[int, int]:
     COLOR: 4 if any(fields.color_jitter) else 0,
     ERASING: 5 if fields.erasing else 0,
   }
-  return {purpose: number for purpose, number in rows.items() if number}
-
-
-def draw_ahead(
-  keys: Callable[[int], UInt32[Array, "2"]], fields: ConfigDict, global_batch: int
-) -> Drawn:
-  """Return all random numbers of one call of `augment`.
-
-  A loop over steps that takes them from an array has fewer kernels than one that draws them, 4 a
-  step on a GPU. For the 32 steps of an epoch of cifar10.py they are 1.2 MB.
-
-  Args:
-    keys, fields, global_batch: as in `augment`.
-  """
   return {
     purpose: jax.random.uniform(
-      jax.random.wrap_key_data(keys(purpose)), (rows, global_batch), jnp.float32
+      jax.random.wrap_key_data(keys(purpose)), (count, global_batch), jnp.float32
     )
-    for purpose, rows in rows_drawn(fields).items()
+    for purpose, count in rows.items()
+    if count
   }
 
 
 def to_integers(uniform: Float[Array, "n"], low: int, high: int) -> Int[Array, "n"]:
   """Map uniform numbers to the integers low ... high, both included, with equal probability."""
   return low + jnp.floor(uniform * (high - low + 1)).astype(jnp.int32)
-
-
-def jitter(
-  images: Float[Array, "n h w c"],
-  uniform: Float[Array, "2 n"],
-  *,
-  brightness: float,
-  contrast: float,
-) -> Float[Array, "n h w c"]:
-  """Add a number within +-brightness to each image, then multiply it by a factor 1 +- contrast.
-
-  The images are already normalised, as in hiverge/cifar10-speedrun. The factor also scales the
-  number that was added.
-  """
-  between = 2.0 * uniform[:, :, None, None, None] - 1.0
-  return (images + brightness * between[0]) * (1.0 + contrast * between[1])
 
 
 def box_mask(
@@ -197,9 +167,11 @@ def augment(
 ) -> Float[Array, "n h w c"]:
   """Crop, flip, RandAugment, colours, normalisation, jitter, a cut-out square, random erasing.
 
-  The square lies wholly inside the image and is set to the mean (davidcpage/cifar10-fast); it
-  comes after jitter, so that jitter leaves it at the mean. Each option uses random numbers of its
-  own, so none changes the others.
+  Jitter adds a number within +-brightness to each normalised image, then multiplies it by a factor
+  1 +- contrast, which also scales that number (hiverge/cifar10-speedrun). The square lies wholly
+  inside the image and is set to the mean (davidcpage/cifar10-fast); it comes after jitter, so that
+  jitter leaves it at the mean. Each option uses random numbers of its own, so none changes the
+  others.
 
   Args:
     keys: returns this step's key for a purpose of `batch`.
@@ -237,12 +209,8 @@ def augment(
     images = color_jitter(images.astype(dtype), factors, fields.color_jitter)
   result = normalize(images, mean, std, dtype)
   if fields.brightness or fields.contrast:
-    result = jitter(
-      result,
-      uniform[AUGMENT][4:6].astype(dtype),
-      brightness=fields.brightness,
-      contrast=fields.contrast,
-    )
+    between = 2.0 * uniform[AUGMENT][4:6].astype(dtype)[:, :, None, None, None] - 1.0
+    result = (result + fields.brightness * between[0]) * (1.0 + fields.contrast * between[1])
   if cutout:
     top, left = (
       to_integers(uniform[AUGMENT][2], 0, h - cutout),
@@ -273,8 +241,7 @@ def cutmix(
     key: this step's key; not that of `augment`, which draws the same numbers for crops.
     images: this device's part of the augmented global batch, an even number.
     labels: labels of the images.
-    first: index of the part's first image in the global batch.
-    global_batch: number of images on all devices.
+    first, global_batch: as in `augment`.
     size: side of the square, in pixels.
 
   Returns:

@@ -44,11 +44,6 @@ torchvision fill with black"""
 
 _VALUES = np.arange(256, dtype=np.int32)
 
-Matrix = tuple[float, float, float, float, float, float]
-"""(a, b, c, d, e, f): a result's pixel (x, y) shows the image at (ax + by + c, dx + ey + f). A
-pixel's centre is at (x + 0.5, y + 0.5)."""
-
-IDENTITY: Matrix = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 _ONE = 1 << 16
 
 
@@ -56,28 +51,10 @@ _ONE = 1 << 16
 # fixed point, as in Pillow's `Image.transform(AFFINE, NEAREST)`
 
 
-def rotation(degrees: float, height: int, width: int) -> Matrix:
-  """Return the matrix that rotates about the image's centre, clockwise."""
-  sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
-  x, y = width / 2, height / 2
-  return (cosine, sine, x - cosine * x - sine * y, -sine, cosine, y + sine * x - cosine * y)
+def warp(images: UInt8[Array, "n h w c"], matrices: Int[Array, "n 2 3"]) -> UInt8[Array, "n h w c"]:
+  """Transform each image by its matrix (`matrices`), in one gather.
 
-
-def fixed_point(matrix: Matrix) -> Int[np.ndarray, "2 3"]:
-  """Return a matrix in units of 2**-16, which maps a pixel's (column, row, 1) to its source."""
-  a, b, c, d, e, f = matrix
-  centred = [[a, b, c + (a + b) / 2], [d, e, f + (d + e) / 2]]
-  return np.floor(np.array(centred) * _ONE + 0.5).astype(np.int32)
-
-
-def warp(
-  images: UInt8[Array, "n h w c"], matrices: Int[Array, "n 2 3"], *, fill: int
-) -> UInt8[Array, "n h w c"]:
-  """Transform each image by its matrix, in one gather.
-
-  Args:
-    matrices: `fixed_point` of their matrices. The identity leaves every pixel as it is.
-    fill: value of the pixels that no pixel of the image falls on.
+  The identity leaves every pixel as it is.
   """
   n, h, w, _ = images.shape
   x, y = jnp.arange(w, dtype=jnp.int32), jnp.arange(h, dtype=jnp.int32)[:, None]
@@ -89,7 +66,7 @@ def warp(
   pixels = images.at[image, jnp.clip(row, 0, h - 1), jnp.clip(column, 0, w - 1)].get(
     mode="promise_in_bounds"
   )
-  return jnp.where(inside[..., None], pixels, np.uint8(fill))
+  return jnp.where(inside[..., None], pixels, np.uint8(FILL))
 
 
 # Strengths: all are constants of the compiled program
@@ -101,22 +78,30 @@ def enhancement(magnitude: float) -> float:
 
 
 def matrices(magnitude: float, height: int, width: int) -> Int[np.ndarray, "operations signs 2 3"]:
-  """Return the fixed-point matrix of each operation, for the negative and the positive sign."""
+  """Return the matrix of each operation, for the negative and the positive sign.
 
-  def signed(sign: int) -> dict[str, Matrix]:
-    part = sign * magnitude / 10
+  It maps the (column, row, 1) of a result's pixel to those of the image's, in units of 2**-16.
+  """
+  found = np.tile(np.eye(2, 3), (len(OPERATIONS), 2, 1, 1))
+  x, y = width / 2, height / 2
+  for sign, part in enumerate((-magnitude / 10, magnitude / 10)):
+    sine, cosine = math.sin(math.radians(30 * part)), math.cos(math.radians(30 * part))
     # tensorflow/tpu moves images by up to 100 pixels; EfficientNet-B0's have a side of 224.
-    x, y = part * 100 / 224 * width, part * 100 / 224 * height
-    return {
-      "rotate": rotation(30 * part, height, width),
-      "shear_x": (1.0, 0.3 * part, 0.0, 0.0, 1.0, 0.0),
-      "shear_y": (1.0, 0.0, 0.0, 0.3 * part, 1.0, 0.0),
-      "translate_x": (1.0, 0.0, x, 0.0, 1.0, 0.0),
-      "translate_y": (1.0, 0.0, 0.0, 0.0, 1.0, y),
+    changed: dict[str, list[list[float]]] = {
+      "rotate": [
+        [cosine, sine, x - cosine * x - sine * y],
+        [-sine, cosine, y + sine * x - cosine * y],
+      ],
+      "shear_x": [[1, 0.3 * part, 0], [0, 1, 0]],
+      "shear_y": [[1, 0, 0], [0.3 * part, 1, 0]],
+      "translate_x": [[1, 0, part * 100 / 224 * width], [0, 1, 0]],
+      "translate_y": [[1, 0, 0], [0, 1, part * 100 / 224 * height]],
     }
-
-  both = signed(-1), signed(1)
-  return np.array([[fixed_point(each.get(name, IDENTITY)) for each in both] for name in OPERATIONS])
+    for name, matrix in changed.items():
+      found[OPERATIONS.index(name), sign] = matrix
+  # A pixel's centre is half a pixel below and right of its corner.
+  found[..., 2] += found[..., :2].sum(-1) / 2
+  return np.floor(found * _ONE + 0.5).astype(np.int32)
 
 
 def constant_tables(magnitude: float) -> UInt8[np.ndarray, "operations 256"]:
@@ -223,15 +208,6 @@ def tables_of(
   )
 
 
-def look_up(
-  images: UInt8[Array, "n h w c"], tables: UInt8[Array, "n c 256"]
-) -> UInt8[Array, "n h w c"]:
-  """Replace each value by that of its image's and channel's table."""
-  n, _, _, c = images.shape
-  channel = jnp.arange(n * c, dtype=jnp.int32).reshape(n, 1, 1, c) * 256
-  return tables.reshape(-1).at[channel + images.astype(jnp.int32)].get(mode="promise_in_bounds")
-
-
 def smoothed(images: UInt8[Array, "n h w c"]) -> Int[Array, "n h w c"]:
   """Return the mean of 3 x 3 pixels, the middle one weighted by 5; the border stays as it is.
 
@@ -263,18 +239,18 @@ def apply(
     positive: the direction of geometric operations.
     magnitude: strength; see `rand_augment`.
   """
-  _, h, w, _ = images.shape
+  n, h, w, c = images.shape
   matrix = jnp.asarray(matrices(magnitude, h, w))[operation, positive.astype(jnp.int32)]
   tables = tables_of(images, operation, magnitude=magnitude)
-  values = look_up(warp(images, matrix, fill=FILL), tables)
-  if (factor := enhancement(magnitude)) == 1.0:
-    return values
+  channel = jnp.arange(n * c, dtype=jnp.int32).reshape(n, 1, 1, c) * 256
+  warped = warp(images, matrix).astype(jnp.int32)
+  values = tables.reshape(-1).at[channel + warped].get(mode="promise_in_bounds")
   color, sharpness = (
     (operation == OPERATIONS.index(name))[:, None, None, None] for name in ("color", "sharpness")
   )
   original = images.astype(jnp.int32)
   degenerate = jnp.where(color, grey_of(images)[..., None], smoothed(images))
-  blended = blend(degenerate, original, factor).astype(jnp.uint8)
+  blended = blend(degenerate, original, enhancement(magnitude)).astype(jnp.uint8)
   return jnp.where(color | sharpness, blended, values)
 
 

@@ -33,7 +33,7 @@ class CompiledInsideClock(UserWarning):
   """A program was compiled while the training clock ran, so its seconds are in the result."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Program:
   """A compiled program, the time it took to compile, and the operations it computes.
 
@@ -43,6 +43,7 @@ class Program:
     tracing: the part of it that traced and lowered Python, cached or not.
     cached: whether it came from the cache on disk.
     flops: the operations of one call (`flops.count_flops`).
+    counted: whether the clock of a run has its seconds.
   """
 
   call: jax.stages.Compiled
@@ -50,6 +51,7 @@ class Program:
   cached: bool
   flops: float
   tracing: float = 0.0
+  counted: bool = False
 
   def text(self) -> str:
     """The optimised program as HLO, megabytes of text."""

@@ -4,13 +4,12 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, UInt8
 
 from jaxspeed.cluster import processes
 from jaxspeed.cluster.watchdog import heartbeat
@@ -37,18 +36,34 @@ _EVALUATED_AHEAD = 2
 _SHAPES_FILL = 2048
 # Pixels of which the sides of rectangles are multiples.
 _SIDES = 8
-# The side in pixels of an image that is only looked at.
-_SHOWN_SIDE = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """How a phase evaluates: its images in global batches."""
+  """How a phase evaluates a split: each image with a readable header is in just one batch."""
 
   spec: TrainSpec
   split: Table
-  batches: list[rectangles.EvalBatch]
   phase: Phase
+
+  @functools.cached_property
+  def batches(self) -> list[rectangles.EvalBatch]:
+    """Its global batches; the config's `eval` limits the shapes of rectangles."""
+    mode, size, limits = self.phase.eval_mode, self.phase.eval_size, self.spec.config.eval
+    sizes = self.split.width, self.split.height
+    if mode.startswith("rect"):
+      shapes = rectangles.choose_shapes(
+        *sizes,
+        short_side=size,
+        limit=limits.shapes,
+        multiple=_SIDES,
+        batch=max(1, min(_SHAPES_FILL, len(self.split.width) // limits.shapes)),
+        resize=self.phase.eval_resize,
+      )
+    else:
+      # "five": the device takes its crops from the middle square of the resized image.
+      shapes = rectangles.square(*sizes, self.phase.eval_resize if mode == "five" else size)
+    return rectangles.batches(shapes, self.spec.plan.eval_batch_size * self.spec.devices)
 
   @property
   def shapes(self) -> list[tuple[int, int]]:
@@ -60,23 +75,21 @@ class Evaluation:
 
   def jobs(self, variables: Any) -> dict[tuple, Callable[[], Program]]:
     """The functions that compile the programs, given the shapes of the model's variables."""
-    return {
-      self.key(shape): functools.partial(self._compile, variables, shape) for shape in self.shapes
-    }
-
-  def _compile(self, variables: Any, shape: tuple[int, int]) -> Program:
-    """The program that evaluates a global batch of images of `shape`."""
     spec, parts = self.spec, dict(mode=self.phase.eval_mode, size=self.phase.eval_size)
     function = on_mesh(eval_step.evaluate_batch, spec, **parts, split=(False, True, False))
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), mesh_lib.replicated(spec.mesh))
-    size = spec.plan.eval_batch_size * spec.devices
-    batch = abstract_batch(mesh_lib.sharded(spec.mesh), size, shape)
-    batch = batch.replace(index=batch.label)
     options = spec.common_options(jax.default_backend())
-    return compile_program(function, (variables, batch, sums), options=options)
+    jobs: dict[tuple, Callable[[], Program]] = {}
+    for shape in self.shapes:
+      size = spec.plan.eval_batch_size * spec.devices
+      batch = abstract_batch(mesh_lib.sharded(spec.mesh), size, shape)
+      arguments = (variables, batch.replace(index=batch.label), sums)
+      job = functools.partial(compile_program, function, arguments, options=options)
+      jobs[self.key(shape)] = job
+    return jobs
 
   def run(
-    self, programs: BackgroundCompiler, variables: dict[str, Any]
+    self, programs: BackgroundCompiler | Mapping[Any, Program], variables: dict[str, Any]
   ) -> tuple[EvalResult, Broken]:
     """The result, and the images that this process could not read."""
     spec, split = self.spec, self.split
@@ -102,30 +115,6 @@ class Evaluation:
     return EvalResult(sums, images), named
 
 
-def make_evaluation(split: Table, spec: TrainSpec, phase: Phase) -> Evaluation:
-  """The evaluation of a phase; each image of `split` with a readable header is in just one batch.
-
-  The config's `eval` limits the shapes of rectangles.
-  """
-  mode, size, limits = phase.eval_mode, phase.eval_size, spec.config.eval
-  if mode.startswith("rect"):
-    shapes = rectangles.choose_shapes(
-      split.width,
-      split.height,
-      short_side=size,
-      limit=limits.shapes,
-      multiple=_SIDES,
-      batch=max(1, min(_SHAPES_FILL, len(split.width) // limits.shapes)),
-      resize=phase.eval_resize,
-    )
-  else:
-    # "five": the device takes its crops from the middle square of the resized image.
-    side = phase.eval_resize if mode == "five" else size
-    shapes = rectangles.square(split.width, split.height, side)
-  batches = rectangles.batches(shapes, spec.plan.eval_batch_size * spec.devices)
-  return Evaluation(spec, split, batches, phase)
-
-
 def how_to_read(spec: TrainSpec) -> dict[str, Any]:
   """Arguments of a stream: this process's part of each batch, and how it reads and decodes."""
   data = spec.config.data
@@ -135,16 +124,6 @@ def how_to_read(spec: TrainSpec) -> dict[str, Any]:
     "antialias": data.antialias,
     "read_threads": max(1, data.read_threads // processes.on_this_host()),  # its share
   }
-
-
-def small_squares(
-  split: Table, numbers: Int[np.ndarray, "k"]
-) -> UInt8[np.ndarray, "k side side 3"]:
-  """The middle squares of images, `_SHOWN_SIDE` pixels a side."""
-  wanted = np.asarray(numbers, np.int64)
-  batch = rectangles.EvalBatch((_SHOWN_SIDE, _SHOWN_SIDE), wanted, np.ones(len(wanted), bool))
-  with contextlib.closing(EvalStream(split, [batch], resize=_SHOWN_SIDE)) as stream:
-    return np.array(next(stream).image)
 
 
 def abstract_batch(sharding: Any, images: int, shape: tuple[int, int]) -> Batch:

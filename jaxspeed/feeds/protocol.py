@@ -38,8 +38,6 @@ class Feed(Protocol):
   """The specification of the run."""
   carry: Carry
   """Shapes and shardings of a run's carry, to restore a checkpoint into."""
-  _counted: set[int]
-  """The programs that `new_programs` has returned."""
 
   @staticmethod
   def open_data(
@@ -78,7 +76,6 @@ class Feed(Protocol):
     `data` is the result of `open_data`.
     """
     self.data, self.spec = data, spec
-    self._counted = set()
 
   @property
   def whole_epochs(self) -> bool:
@@ -90,14 +87,8 @@ class Feed(Protocol):
     """The programs compiled by now, a training program first."""
     return []
 
-  def new_programs(self) -> list[Program]:
-    """The programs compiled since the last call."""
-    new = [program for program in self.programs if id(program) not in self._counted]
-    self._counted |= set(map(id, new))
-    return new
-
   def wait_for(self, step: int) -> None:
-    """Waits for the programs of the epoch of `step`."""
+    """Waits for the programs of the epoch of `step`, and what else is loaded meanwhile."""
     return
 
   def place(self) -> None:
@@ -130,17 +121,15 @@ class Feed(Protocol):
   def show_evaluated(
     self, numbers: Int[np.ndarray, "k"], step: int
   ) -> UInt8[np.ndarray, "m h w 3"]:
-    """Evaluation images of one size by `evaluate`'s numbers, for a report; it may show none."""
-    return np.zeros((0, 1, 1, 3), np.uint8)
+    """Evaluation images of one size by `evaluate`'s numbers, for a report."""
+    ...
 
   def show_trained(self, seed: int, step: int, count: int) -> Batch:
     """The first `count` images of the epoch that begins with `step`, not yet augmented.
 
-    They are on the host, and at most a batch; a feed may show none.
+    They are on the host, and at most a batch. A report of a feed without this has no images.
     """
-    nothing = np.zeros(0, np.int32)
-    size = (0, 1, 1, 3)
-    return Batch(np.zeros(size, np.uint8), nothing, nothing > 0, nothing > 0)
+    ...
 
   def take_waited_seconds(self) -> float:
     """The seconds since the last call in which the devices had no images to work on."""

@@ -13,8 +13,15 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from jaxspeed.cluster import processes
-from jaxspeed.data.balance import balanced_order
-from jaxspeed.data.batch import WARMUP, Batch, Order, pad_batches, purpose_key, seed_key
+from jaxspeed.data.batch import (
+  WARMUP,
+  Batch,
+  Order,
+  balanced_order,
+  pad_batches,
+  purpose_key,
+  seed_key,
+)
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.data.memory.sources import open_arrays
 from jaxspeed.devices import mesh as mesh_lib
@@ -22,7 +29,7 @@ from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_progra
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.evaluation import abstract_batch
 from jaxspeed.feeds.protocol import Feed, RunEvaluation
-from jaxspeed.planning.plan import Phase, StepKind
+from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
 from jaxspeed.steps.losses import MetricSums
@@ -56,24 +63,25 @@ class ResidentFeed(Feed):
     phases: Sequence[Phase] | None,
     given: Arrays | None = None,
   ) -> Arrays:
-    """Reads a data set into memory; the user's own arrays may decide the fields in `follow`.
+    """Reads a data set into memory, which may decide the fields in `follow`.
 
     Raises:
       UserError: as `open_arrays`, or the images do not have the size in the config.
     """
-    data = config.data
-    arrays = open_arrays(
-      name=data.name,
-      path=data.path,
-      cache=data.cache,
-      classes=data.classes,
-      follow="data.classes" in follow,
-      tune=config.tune_on == "validation",
-      share=data.hold_out,
-      given=given,
-    )
+    tune = config.tune_on == "validation"
+    arrays = open_arrays(config.data, follow="data.classes" in follow, tune=tune, given=given)
+    data, (height, width) = config.data, arrays.train_images.shape[1:3]
     where = "data=" if given is not None else data.path or data.name
-    _check_size(arrays, config, follow, where)
+    found = f"the images of {where} have {height} x {width} pixels"
+    if height != width:
+      raise UserError(
+        f"{found}, and a recipe that trains from memory takes squares only: crop or resize them."
+      )
+    if height != data.image_size and "data.image_size" not in follow:
+      raise UserError(
+        f"{found} but config.data.image_size is {data.image_size}: set "
+        f"--config.data.image_size={height}."
+      )
     return arrays
 
   @staticmethod
@@ -102,7 +110,7 @@ class ResidentFeed(Feed):
     labels = data.train_labels.astype(np.int32)
     train = Batch(image=data.train_images, label=labels, mask=np.ones(len(labels), bool))
     parts = train, _padded(data, spec), spec.plan.table_in(spec.accumulation)
-    placed = jax.block_until_ready(mesh_lib.replicate(parts, spec.mesh))
+    placed = jax.block_until_ready(self._placed(parts))
     self._train, self._eval, self._table = placed
 
   def warm_up(self) -> None:
@@ -115,56 +123,47 @@ class ResidentFeed(Feed):
     wanted = self.spec.config.warmup
     if not (wanted == "on" or wanted == "auto" and self.whole_epochs):
       return
-    spec, programs, table = self.spec, self._programs, self._table
-    key = mesh_lib.replicate(np.asarray(purpose_key(seed_key(0), WARMUP, 0)), spec.mesh)
-    classes, images = spec.config.data.classes, spec.plan.train_images
-    labels = np.random.default_rng(0).integers(classes, size=images)
-    train = self._train.replace(label=mesh_lib.replicate(labels.astype(np.int32), spec.mesh))
-    state = programs["init"].call(key, train.image)
-    carry = Carry(state, mesh_lib.replicate(MetricSums.zero(spec.accumulation), spec.mesh))
-    order = self._order(0, 0)
-    for kind, program in programs.items():
-      if isinstance(kind, StepKind):
-        carry, _ = program.call(carry, train, order, table)
-    first = 0
-    for span in spec.plan.step_ranges() if self.whole_epochs else ():
-      carry = carry.replace(state=carry.state.replace(step=self._number(first)))
-      stop = self._number(min(first + len(span.kinds), span.end))
-      carry, _ = programs[None].call(carry, train, order, table, stop)
+    spec, plan, train = self.spec, self.spec.plan, self._train
+    key = self._placed(np.asarray(purpose_key(seed_key(0), WARMUP, 0)))
+    labels = np.random.default_rng(0).integers(spec.config.data.classes, size=plan.train_images)
+    self._train = train.replace(label=self._placed(labels.astype(np.int32)))
+    state = self._programs["init"].call(key, train.image)
+    carry = Carry(state, self._placed(MetricSums.zero(spec.accumulation)))
+    order, first = self._order(0, 0), 0
+    for span in plan.step_ranges():
+      carry = carry.replace(state=carry.state.replace(step=self._placed(np.int32(first))))
+      carry, _ = self._take(carry, order, first, min(first + len(span.kinds), span.end))
       first = span.end
-    if (steps := min(self._steps_per_call, spec.plan.steps_in_epoch(0) - 1)) > 0 < first:
-      carry = carry.replace(state=carry.state.replace(step=self._number(0)))
-      carry, _ = self._take(carry, train, order, 0, steps, spec.plan.steps_in_epoch(0))
-    jax.block_until_ready(programs["evaluate"].call(carry.state.eval_variables(), self._eval))
+    # A call of several steps, to measure it.
+    carry = carry.replace(state=carry.state.replace(step=self._placed(np.int32(0))))
+    carry = next(self.train(carry, 0, 0, plan.steps_in_epoch(0))).carry
+    jax.block_until_ready(self._programs["evaluate"].call(carry.state.eval_variables(), self._eval))
+    self._train = train
 
   def init(self, seed: int) -> TrainState:
-    return self._programs["init"].call(self._key(seed), self._train.image)
+    return self._programs["init"].call(self._placed(seed_key(seed)), self._train.image)
 
   def train(self, carry: Carry, seed: int, first_step: int, last_step: int) -> Iterator[StepOutput]:
-    plan, programs = self.spec.plan, self._programs
-    data, table = self._train, self._table
-    order = self._order(seed, plan.epoch_of(first_step)[0])
+    order = self._order(seed, self.spec.plan.epoch_of(first_step)[0])
     begin = first_step
-    while self.whole_epochs and begin < last_step:
-      end = min(begin + self._steps_per_call, last_step)
-      carry, losses = self._take(carry, data, order, begin, end, last_step)
+    while begin < last_step:
+      end = min(begin + (self._steps_per_call if self.whole_epochs else 1), last_step)
+      start = time.monotonic()
+      carry, losses = self._take(carry, order, begin, end)
+      if self.whole_epochs and end < last_step:
+        jax.block_until_ready(losses)
+        taken = int(_SECONDS * (end - begin) / (time.monotonic() - start))
+        self._steps_per_call = min(processes.gather(min(max(taken, 1), 2**30)))  # of all processes
       yield StepOutput(end, carry, losses, count=end - begin)
       begin = end
-    for step in range(begin, last_step):
-      program = programs[plan.kind_of(step)]
-      carry, loss = program.call(carry, data, order, table)
-      yield StepOutput(step + 1, carry, loss)
 
-  def _take(
-    self, carry: Carry, data: Batch, order: Order, begin: int, end: int, last_step: int
-  ) -> tuple[Carry, Any]:
-    """Calls the program of an epoch; a call before its last one is waited for and measured."""
-    start = time.monotonic()
-    parts = (data, order, self._table, self._number(end))
-    carry, losses = self._programs[None].call(carry, *parts)
-    if end < last_step:
-      jax.block_until_ready(losses)
-      self._steps_per_call = _steps_in_time((time.monotonic() - start) / (end - begin))
+  def _take(self, carry: Carry, order: Order, begin: int, end: int) -> tuple[Carry, Any]:
+    """Takes steps of an epoch by its program, or each by that of its kind."""
+    parts, losses = (self._train, order, self._table), None
+    if self.whole_epochs:
+      return self._programs[None].call(carry, *parts, self._placed(np.int32(end)))
+    for step in range(begin, end):
+      carry, losses = self._programs[self.spec.plan.kind_of(step)].call(carry, *parts)
     return carry, losses
 
   def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
@@ -187,16 +186,15 @@ class ResidentFeed(Feed):
     """The order of an epoch, on the devices."""
     spec = self.spec
     if "order" in self._programs:
-      return self._programs["order"].call(self._key(seed), self._number(epoch))
+      return self._programs["order"].call(
+        self._placed(seed_key(seed)), self._placed(np.int32(epoch))
+      )
     parts = dict(images=spec.plan.phases[0].images, flip=spec.config.augment.flip)
     found = balanced_order(self.data.train_labels, seed, epoch, **parts)
-    return mesh_lib.replicate(found, spec.mesh)
+    return self._placed(found)
 
-  def _number(self, value: int) -> jax.Array:
-    return mesh_lib.replicate(np.int32(value), self.spec.mesh)
-
-  def _key(self, seed: int) -> Any:
-    return mesh_lib.replicate(seed_key(seed), self.spec.mesh)
+  def _placed(self, value: Any) -> Any:
+    return mesh_lib.replicate(value, self.spec.mesh)
 
 
 def compile_programs(
@@ -213,52 +211,47 @@ def compile_programs(
     The programs: of each kind of step, or of the steps of an epoch under None; "evaluate", "init",
     and "order" unless the host balances it (`data.balance`). And shapes and shardings of the carry.
   """
-  plan, config = spec.plan, spec.config
+  plan, phase, config = spec.plan, spec.plan.phases[0], spec.config
   if whole_epochs is None:
     whole_epochs = jax.default_backend() != "cpu"
   everywhere = mesh_lib.replicated(spec.mesh)
 
-  def array(shape: tuple[int, ...], dtype: Any) -> Any:
+  def array(shape: tuple[int, ...] = (), dtype: Any = jnp.int32) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+
+  def job(function: Callable[..., Any], *parts: Any, trains: bool = False) -> Any:
+    options = (spec.compiler_options if trains else spec.common_options)(jax.default_backend())
+    donate = (0,) if trains else ()
+    return lambda: compile_program(function, parts, donate=donate, options=options)
 
   key, shape = array((2,), jnp.uint32), (config.data.image_size, config.data.image_size)
   train_set = abstract_batch(everywhere, plan.train_images, shape)
   group = plan.eval_batch_size * spec.devices
   padded = math.ceil(plan.eval_images / group) * group
-  eval_set = abstract_batch(everywhere, padded, shape).replace(index=array((padded,), jnp.int32))
+  eval_set = abstract_batch(everywhere, padded, shape).replace(index=array((padded,)))
   table = {name: array(column.shape, spec.accumulation) for name, column in plan.table.items()}
   balanced = config.data.balance == "sampling"
-  places = plan.phases[0].images if balanced else plan.train_images
-  order = Order(array((places,), jnp.int32), array((places,), jnp.bool_))
+  places = phase.images if balanced else plan.train_images
+  order = Order(array((places,)), array((places,), jnp.bool_))
 
   init = on_mesh(init_state, spec)
   state = mesh_lib.abstract(jax.eval_shape(init, key, train_set.image), everywhere)
   carry = Carry(state, mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere))
   arguments = (carry, train_set, order, table)
-  options = spec.compiler_options(jax.default_backend())
-  common = spec.common_options(jax.default_backend())
-
-  phase = plan.phases[0]
-
-  def train(kind: StepKind | None) -> Callable[[], Program]:
-    if kind is None:
-      function = on_mesh(resident_steps, spec, phase=phase, step_ranges=plan.step_ranges())
-    else:
-      function = on_mesh(resident_step, spec, phase=phase, kind=kind)
-    # The step before which to stop.
-    parts: tuple[Any, ...] = (*arguments, *([array((), jnp.int32)] if kind is None else []))
-    return lambda: compile_program(function, parts, donate=(0,), options=options)
-
-  def other(function: Callable[..., Any], parts: tuple[Any, ...]) -> Callable[[], Program]:
-    return lambda: compile_program(function, parts, options=common)
 
   # Those that train come first: on accelerators one of an epoch, else one of each kind of step.
-  kinds = (None,) if whole_epochs else map(plan.kind_of, range(plan.total_steps))
-  jobs: dict[Any, Callable[[], Program]] = {kind: train(kind) for kind in dict.fromkeys(kinds)}
-  jobs["evaluate"] = other(eval_step.evaluate_on_mesh(spec), (state.eval_variables(), eval_set))
-  jobs["init"] = other(init, (key, train_set.image))
+  jobs: dict[Any, Callable[[], Program]] = {}
+  if whole_epochs:
+    steps = on_mesh(resident_steps, spec, phase=phase, step_ranges=plan.step_ranges())
+    jobs[None] = job(steps, *arguments, array(), trains=True)  # the last: before which step to stop
+  else:
+    for kind in dict.fromkeys(map(plan.kind_of, range(plan.total_steps))):
+      step = on_mesh(resident_step, spec, phase=phase, kind=kind)
+      jobs[kind] = job(step, *arguments, trains=True)
+  jobs["evaluate"] = job(eval_step.evaluate_on_mesh(spec), state.eval_variables(), eval_set)
+  jobs["init"] = job(init, key, train_set.image)
   if not balanced:
-    jobs["order"] = other(on_mesh(order_of, spec), (key, array((), jnp.int32)))
+    jobs["order"] = job(on_mesh(order_of, spec), key, array())
   return BackgroundCompiler(jobs).wait(), carry
 
 
@@ -266,23 +259,3 @@ def _padded(data: Arrays, spec: TrainSpec) -> Batch:
   """The evaluation images in whole batches on every device."""
   size = spec.plan.eval_batch_size
   return pad_batches(data.eval_images, data.eval_labels, batch=size, devices=spec.devices)
-
-
-def _steps_in_time(seconds: float) -> int:
-  """The number of steps of `seconds` each in `_SECONDS`, the same in all processes."""
-  return min(processes.gather(min(max(int(_SECONDS / seconds), 1), 2**30)))
-
-
-def _check_size(arrays: Arrays, config: ConfigDict, follow: Collection[str], where: str) -> None:
-  """Makes sure that images are squares of the config's size, or may decide it (`follow`)."""
-  data, (height, width) = config.data, arrays.train_images.shape[1:3]
-  if height != width:
-    raise UserError(
-      f"the images of {where} have {height} x {width} pixels, and a recipe that "
-      "trains from memory takes squares only: crop or resize them."
-    )
-  if height != data.image_size and not ("data.image_size" in follow and arrays.is_own):
-    raise UserError(
-      f"the images of {where} have {height} x {width} pixels but "
-      f"config.data.image_size is {data.image_size}: set --config.data.image_size={height}."
-    )

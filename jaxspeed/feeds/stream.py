@@ -1,5 +1,6 @@
 """The feed of images from disk: programs by shape, a run's batches, the wait for them."""
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -14,22 +15,17 @@ from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from jaxspeed.data.balance import balanced_order
-from jaxspeed.data.batch import Batch, seed_key
+from jaxspeed.data.batch import Batch, balanced_order, seed_key
 from jaxspeed.data.disk.images import import_tensorflow
+from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.sets import ImageSets, open_sets
-from jaxspeed.data.disk.streams import TrainStream
+from jaxspeed.data.disk.streams import EvalStream, TrainStream
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.broken import check_headers
-from jaxspeed.feeds.evaluation import (
-  abstract_batch,
-  how_to_read,
-  make_evaluation,
-  small_squares,
-)
+from jaxspeed.feeds.evaluation import Evaluation, abstract_batch, how_to_read
 from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase
@@ -43,6 +39,8 @@ from jaxspeed.steps.state import Carry, StepOutput, TrainState
 
 # The most images from which whitening filters are computed: half a million patches at 48 px.
 _WHITENED = 256
+# The side in pixels of an image that is only looked at.
+_SHOWN_SIDE = 64
 
 
 class StreamFeed(Feed):
@@ -55,36 +53,32 @@ class StreamFeed(Feed):
 
   def __init__(self, sets: ImageSets, spec: TrainSpec) -> None:
     super().__init__(sets, spec)
-    config, plan = spec.config, spec.plan
-    everywhere = mesh_lib.replicated(spec.mesh)
+    plan, everywhere = spec.plan, mesh_lib.replicated(spec.mesh)
     self._table = mesh_lib.replicate(plan.table_in(spec.accumulation), spec.mesh)
     self._evaluations = {
-      phase: make_evaluation(sets.sets[phase.copies].eval, spec, phase) for phase in plan.phases
+      phase: Evaluation(spec, sets.sets[phase.copies].eval, phase) for phase in plan.phases
     }
     size = plan.phases[0].image_size
-    self._init = on_mesh(init_state, spec)
+    init = on_mesh(init_state, spec)
     # All of the 10,000 images that arrays whiten from would delay the first step by an epoch.
     self._init_images = min(images_for_init(spec), _WHITENED)
     shapes = (
       jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
       jax.ShapeDtypeStruct((self._init_images, size, size, 3), jnp.uint8, sharding=everywhere),
     )
-    state = mesh_lib.abstract(jax.eval_shape(self._init, *shapes), everywhere)
+    state = mesh_lib.abstract(jax.eval_shape(init, *shapes), everywhere)
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere)
     self.carry = Carry(state, sums)
     jobs: dict[Any, Callable[[], Program]] = {}
     common = spec.common_options(jax.default_backend())
     for phase in plan.phases:
       jobs[_train_key(phase)] = functools.partial(self._compile_train, phase)
-      jobs.setdefault("init", lambda: compile_program(self._init, shapes, options=common))
+      jobs.setdefault("init", lambda: compile_program(init, shapes, options=common))
       jobs |= self._evaluations[phase].jobs(state.eval_variables())
     self._ahead = BackgroundCompiler(jobs)
-    # Imported while XLA compiles: no other Python runs then.
-    synthetic = config.data.synthetic
-    self._loading = None if synthetic else ThreadPoolExecutor(1).submit(import_tensorflow)
     self._broken: Broken = {}  # found since they were taken
-    self._next = config.seed, 0  # of the next batch: the run's seed, and the step
-    self._batches = train_batches(sets, spec, *self._next, self._broken)
+    self._next = spec.config.seed, 0  # of the next batch: the run's seed, and the step
+    self._batches = self._batches_from(*self._next)
     self._wait = InputWait()
 
   @staticmethod
@@ -102,12 +96,10 @@ class StreamFeed(Feed):
       UserError: as `open_sets` and `check_headers`, or arrays are given.
     """
     if given is not None:
-      advice = "take a recipe that trains from memory, like cifar10"
-      if not config.phases.first_epoch:
-        advice = "set data.feed to resident, which keeps arrays on the device"
       raise UserError(
         f"this recipe's images come from disk (config.data.feed={config.data.feed}), and data= are "
-        f"arrays: pass the path of a folder, or {advice}."
+        "arrays: pass the path of a folder, or take a recipe that trains from memory, as cifar10 "
+        "does, and one without phases if data.feed is resident."
       )
     with progress_bar(console, "reading headers") as show:
       wanted = make_plan(config).phases if phases is None else phases
@@ -121,30 +113,26 @@ class StreamFeed(Feed):
   def prepare_evaluation(
     data: ImageSets, spec: TrainSpec, phase: Phase, variables: Any
   ) -> RunEvaluation:
-    evaluation = make_evaluation(data.sets[phase.copies].eval, spec, phase)
+    evaluation = Evaluation(spec, data.sets[phase.copies].eval, phase)
     abstract = mesh_lib.abstract(variables, mesh_lib.replicated(spec.mesh))
-    programs = BackgroundCompiler(evaluation.jobs(abstract))
-    programs.wait()
+    programs = BackgroundCompiler(evaluation.jobs(abstract)).wait()
     return lambda: evaluation.run(programs, variables)
 
   @property
   def programs(self) -> list[Program]:
     return list(self._ahead.ready().values())
 
-  def place(self) -> None:
-    """Waits until TensorFlow, which reads the images, is imported; that takes some seconds."""
-    if self._loading is not None:
-      self._loading.result()
-
   def init(self, seed: int) -> TrainState:
     count, size = self._init_images, self.spec.plan.phases[0].image_size
     images = np.zeros((count, size, size, 3), np.uint8)
     if count > 1 and not self.spec.config.data.synthetic:
-      images = first_images(self.data, self.spec, seed, 0, count).image
+      images = self.show_trained(seed, 0, count).image
     arguments = (seed_key(seed), images)
     return self._ahead["init"].call(*mesh_lib.replicate(arguments, self.spec.mesh))
 
   def wait_for(self, step: int) -> None:
+    if not self.spec.config.data.synthetic:
+      import_tensorflow()  # for some seconds in which XLA compiles
     phase = self.spec.plan.phase_of(step)
     evaluation = self._evaluations[phase]
     for key in (_train_key(phase), "init", *map(evaluation.key, evaluation.shapes)):
@@ -154,7 +142,7 @@ class StreamFeed(Feed):
     program = self._ahead[_train_key(self.spec.plan.phase_of(first_step))]
     if self._next != (seed, first_step):
       self._batches.close()
-      self._batches = train_batches(self.data, self.spec, seed, first_step, self._broken)
+      self._batches = self._batches_from(seed, first_step)
     for step in range(first_step, last_step):
       batch = self._wait.take(self._batches)
       self._next = seed, step + 1
@@ -178,14 +166,25 @@ class StreamFeed(Feed):
   def show_evaluated(
     self, numbers: Int[np.ndarray, "k"], step: int
   ) -> UInt8[np.ndarray, "m h w 3"]:
-    """The middle squares of evaluation images, 64 pixels a side."""
-    return small_squares(self._evaluations[self.spec.plan.phase_of(step - 1)].split, numbers)
+    """The middle squares of evaluation images, `_SHOWN_SIDE` pixels a side."""
+    split = self._evaluations[self.spec.plan.phase_of(step - 1)].split
+    wanted = np.asarray(numbers, np.int64)
+    batch = EvalBatch((_SHOWN_SIDE, _SHOWN_SIDE), wanted, np.ones(len(wanted), bool))
+    with contextlib.closing(EvalStream(split, [batch], resize=_SHOWN_SIDE)) as stream:
+      return np.array(next(stream).image)
 
   def show_trained(self, seed: int, step: int, count: int) -> Batch:
-    return first_images(self.data, self.spec, seed, step, count)
+    plan = self.spec.plan
+    phase = dataclasses.replace(plan.phase_of(step), batch_size=count)
+    steps = [(plan.epoch_of(step)[0], 0)]
+    stream = _stream(self.data, self.spec, phase, seed, steps, process=0, processes=1)
+    with contextlib.closing(stream):
+      batch = next(stream)
+      return batch.replace(image=np.array(batch.image))
 
   def take_waited_seconds(self) -> float:
-    return self._wait.take_seconds()
+    seconds, self._wait.seconds = self._wait.seconds, 0.0
+    return seconds
 
   def take_broken(self) -> Broken:
     broken = dict(self._broken)
@@ -197,76 +196,49 @@ class StreamFeed(Feed):
     self._wait.close()
     self._batches.close()
 
+  def _batches_from(self, seed: int, first_step: int) -> Generator[Batch]:
+    """Yields the batch of each step from `first_step` on; closing the generator ends its threads.
+
+    The stream of a phase opens in the last epoch before it, so that it has batches ready.
+    """
+    plan, opened = self.spec.plan, dict[Phase, TrainStream]()
+
+    def stream_of(phase: Phase, begin: int) -> TrainStream:
+      if phase not in opened:
+        end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
+        steps = map(plan.epoch_of, range(begin, end))
+        opened[phase] = _stream(self.data, self.spec, phase, seed, steps)
+      return opened[phase]
+
+    try:
+      for step in range(first_step, plan.total_steps):
+        phase, (epoch, _) = plan.phase_of(step), plan.epoch_of(step)
+        for ended in [each for each in opened if each.first_epoch < phase.first_epoch]:
+          opened.pop(ended).close()
+        stream = stream_of(phase, step)
+        batch = next(stream)
+        self._broken |= {("train", stream.split.name(i)): why for i, why in stream.broken.items()}
+        stream.broken.clear()
+        for following in plan.phases:
+          if following.first_epoch == epoch + 1:
+            stream_of(following, following.first_step)
+        yield batch
+    finally:
+      for stream in opened.values():
+        stream.close()
+
   def _compile_train(self, phase: Phase) -> Program:
-    spec = self.spec
-    function = batch_step(spec)
-    shape = (phase.image_size, phase.image_size)
+    spec, shape = self.spec, (phase.image_size, phase.image_size)
     batch = abstract_batch(mesh_lib.sharded(spec.mesh), phase.batch_size, shape)
     batch = batch.replace(flip=batch.mask, index=batch.label if spec.uses_index else None)
     table = mesh_lib.abstract(self._table, mesh_lib.replicated(spec.mesh))
-    return compile_program(
-      function,
-      (self.carry, batch, table),
-      donate=(0,),
-      options=spec.compiler_options(jax.default_backend()),
-    )
+    options = spec.compiler_options(jax.default_backend())
+    parts = (self.carry, batch, table)
+    return compile_program(batch_step(spec), parts, donate=(0,), options=options)
 
 
 def _train_key(phase: Phase) -> tuple:
   return ("train", phase.batch_size, phase.image_size)
-
-
-def train_batches(
-  sets: ImageSets, spec: TrainSpec, seed: int, first_step: int, broken: Broken
-) -> Generator[Batch]:
-  """Yields the batch of each step from `first_step` on; closing the generator ends its threads.
-
-  The stream of a phase opens in the last epoch before it, so that it has batches ready.
-
-  Args:
-    sets: the open image sets.
-    spec: the run's specification.
-    seed: the run's seed.
-    first_step: the number of the first step.
-    broken: takes the images that could not be read.
-  """
-  plan = spec.plan
-  opened: dict[Phase, TrainStream] = {}
-
-  def open_stream(phase: Phase, begin: int) -> None:
-    end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
-    if phase not in opened and begin < end:
-      opened[phase] = _stream(sets, spec, phase, seed, map(plan.epoch_of, range(begin, end)))
-
-  try:
-    for step in range(first_step, plan.total_steps):
-      phase, (epoch, _) = plan.phase_of(step), plan.epoch_of(step)
-      for ended in [each for each in opened if each.first_epoch < phase.first_epoch]:
-        opened.pop(ended).close()
-      open_stream(phase, step)
-      stream = opened[phase]
-      batch = next(stream)
-      broken |= {("train", stream.split.name(i)): why for i, why in stream.broken.items()}
-      stream.broken.clear()
-      yield batch
-      for each in plan.phases:
-        if each.first_epoch == epoch + 1:
-          open_stream(each, each.first_step)
-  finally:
-    for stream in opened.values():
-      stream.close()
-
-
-def first_images(sets: ImageSets, spec: TrainSpec, seed: int, step: int, count: int) -> Batch:
-  """The first `count` images of the epoch that begins with `step`, for a report."""
-  phase = dataclasses.replace(spec.plan.phase_of(step), batch_size=count)
-  steps = [(spec.plan.epoch_of(step)[0], 0)]
-  stream = _stream(sets, spec, phase, seed, steps, process=0, processes=1)
-  try:
-    batch = next(stream)
-    return batch.replace(image=np.array(batch.image))
-  finally:
-    stream.close()
 
 
 def _stream(
@@ -296,12 +268,6 @@ def _stream(
   )
 
 
-def _end_of(loss: Any) -> float:
-  """Waits for the step that computes `loss`; returns the time of its end, in seconds."""
-  loss.block_until_ready()
-  return time.monotonic()
-
-
 class InputWait:
   """Measures the seconds in which the devices had no step under way because a batch was missing.
 
@@ -313,29 +279,29 @@ class InputWait:
   def __init__(self) -> None:
     self._pool = ThreadPoolExecutor(1, thread_name_prefix="step ends")
     self._step: tuple[Any, Future[float]] | None = None
-    self._seconds = 0.0
+    self.seconds = 0.0  # measured since they were taken
 
   def dispatched(self, loss: Any) -> None:
     """Notes that the step that computes `loss` is under way."""
-    self._step = loss, self._pool.submit(_end_of, loss)
+
+    def end() -> float:
+      loss.block_until_ready()
+      return time.monotonic()
+
+    self._step = loss, self._pool.submit(end)
 
   def take(self, batches: Iterator[Any]) -> Any:
     """Returns the next batch; counts the wait for it while no step is under way."""
     idle_from = time.monotonic()
     batch = next(batches)
-    end = time.monotonic()
+    now = time.monotonic()
     if self._step is not None:
       loss, ended = self._step
       # The loop finds out about a step that failed.
       under_way = not loss.is_ready() or ended.exception() is not None
-      idle_from = end if under_way else max(idle_from, ended.result())
-    self._seconds += max(0.0, end - idle_from)
+      idle_from = now if under_way else max(idle_from, ended.result())
+    self.seconds += max(0.0, now - idle_from)
     return batch
-
-  def take_seconds(self) -> float:
-    """The seconds measured since the last call."""
-    seconds, self._seconds = self._seconds, 0.0
-    return seconds
 
   def close(self) -> None:
     """Ends the thread after the steps under way, without waiting for them."""

@@ -8,6 +8,7 @@ import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from jaxspeed.config import checks
 from jaxspeed.config.recipe import published_as
 from jaxspeed.config.registry import DATA_SETS, OPTIMIZERS
 from jaxspeed.data.memory.sources import known
@@ -102,25 +103,23 @@ def _missing_weights(config: ConfigDict) -> list[str]:
 
 
 def _as_known(config: ConfigDict, given: Collection[str]) -> ConfigDict:
-  """The config with the number of images, for a data set that is known without a path.
+  """The config with what is known of a data set without a path.
 
   Raises:
-    UserError: the config has another image size or number of classes than the data set.
+    UserError: the command line sets another image size or number of classes.
   """
   if config.data.feed != "resident" or config.data.synthetic:
     return config
-  found = known(config.data.name)
-  for field, value in (("image_size", found.image_size), ("classes", found.classes)):
-    if config.data[field] != value:
+  config = config.copy_and_resolve_references()
+  for field, value in known(config.data.name).items():
+    if f"data.{field}" not in given:
+      config.data[field] = value
+    elif field in ("image_size", "classes") and config.data[field] != value:
       raise UserError(
         f"config.data.{field}={config.data[field]}, but {config.data.name} has {value}: set "
         f"--config.data.{field}={value}, or the path of a data set of your own."
       )
-  config = config.copy_and_resolve_references()
-  for field in ("train_images", "eval_images"):
-    if f"data.{field}" not in given:
-      config.data[field] = getattr(found, field)
-  return config
+  return checks.checked(config.to_dict())
 
 
 def exchange_line(config: ConfigDict) -> str:

@@ -18,7 +18,6 @@ from jaxspeed.cluster import processes
 from jaxspeed.cluster.folder_lock import read_owner
 from jaxspeed.config import checks
 from jaxspeed.config import stored as stored_lib
-from jaxspeed.data.balance import uneven_line
 from jaxspeed.data.disk.images import missing_tensorflow
 from jaxspeed.data.formats.class_names import check_class_names
 from jaxspeed.data.hold_out import TENTH, require_training_images
@@ -47,6 +46,8 @@ FEEDS: dict[str, type[Feed]] = {
   "stream": StreamFeed,
 }
 
+# Classes that differ more than this in their numbers of training images are reported.
+_UNEVEN = 10
 # Fields that the data may decide unless the command line sets them: arrays of the user's own decide
 # both, images on disk only the classes.
 FOLLOWING = frozenset({"data.classes", "data.image_size"})
@@ -193,10 +194,19 @@ def class_counts(data: OpenData) -> Int[np.ndarray, "classes"]:
 
 
 def uneven_classes(config: ConfigDict, data: OpenData) -> list[str]:
-  """A line on classes of uneven sizes, if a run does nothing about them."""
+  """A line that names the field for classes of uneven sizes, if a run does nothing about them."""
   if config.data.synthetic or config.data.balance != "none":
     return []
-  return uneven_line(class_counts(data), [*map(printable, data.class_names)])
+  counts = class_counts(data)
+  present = np.flatnonzero(counts)
+  few, many = (int(present[pick(counts[present])]) for pick in (np.argmin, np.argmax))
+  if counts[many] <= _UNEVEN * counts[few]:
+    return []
+  return [
+    f"uneven classes: {printable(data.class_names[many])} has {counts[many]:,} training images and "
+    f"{printable(data.class_names[few])} {counts[few]:,}; --config.data.balance=sampling shows "
+    "every class equally often, --config.data.balance=weights weights the loss"
+  ]
 
 
 def plan_of(

@@ -173,7 +173,10 @@ class Trainer:
     return mesh_lib.replicate(MetricSums.zero(self._run.spec.accumulation), self._run.spec.mesh)
 
   def _count_programs(self) -> None:
-    for program in self._run.feed.new_programs():
+    for program in self._run.feed.programs:
+      if program.counted:
+        continue
+      program.counted = True
       self._run.clock.add("compile_cached" if program.cached else "compile_cold", program.seconds)
       self._run.clock.add("tracing", program.tracing)
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.config import registry
 from jaxspeed.config.registry import AnyModel
-from jaxspeed.data.balance import class_weights
+from jaxspeed.data.batch import class_weights
 from jaxspeed.devices import allreduce, options, precision
 from jaxspeed.errors import UserError
 from jaxspeed.models.make import for_device, make_model, shapes_of

@@ -19,6 +19,7 @@ import pytest
 from faulty_runs import arrays_of, newest_in
 from local_cluster import Slurm as Cluster
 from local_cluster import local_slurm, wait_until
+from recipes import get_config
 from tiny_sets import write_npy
 
 from jaxspeed.data.memory.sources import open_arrays
@@ -42,7 +43,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> pathlib.Path:
-  digits = open_arrays(name="digits", path="", cache="", classes=10)
+  digits = open_arrays(get_config("quickstart").data)
   folder = tmp_path_factory.mktemp("data") / "digits"
   return write_npy(folder, digits.train_images, digits.train_labels)
 

@@ -67,7 +67,7 @@ import from jaxspeed.config import registry; registry.optimizer('sgd')(print) =>
 --config.data.path=/nowhere => config.data.path: /nowhere does not exist; it names a folder
 --config.data.path=~nobody-here/x => config.data.path: ~nobody-here/x begins with a home
 --config.runs=1000000000000 => it must be a whole number from 1 to 10,000.
-plan cifar10 --config.data.path=s3://bucket/set => config.data.path: s3://bucket/set is an address, and this recipe trains from memory;
+plan cifar10 --config.data.path=s3://bucket/set => config.data.path: s3:/bucket/set does not exist; it names a folder or .tar.gz archive
 prepare resize . s3://bucket/set --sizes=64 => s3://bucket/set is an address: resize takes folders; only shards uploads.
 evaluate --config=quickstart --step=3 => --step=3 has no effect beside --config.
 plan quickstart --csv --parameters => --parameters=True has no effect beside --csv.

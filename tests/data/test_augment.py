@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from tolerances import rounding
 
 from jaxspeed.data import augment as augment_module
-from jaxspeed.data.augment import augment, crop_and_flip, cutmix, jitter
+from jaxspeed.data.augment import augment, crop_and_flip, cutmix
+from jaxspeed.data.batch import AUGMENT
 
 MEAN, STD = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
 # Four roundings of numbers up to 255 / std, and with jitter four more of up to twice as large ones.
@@ -40,9 +41,9 @@ OFF = dict(
 )
 
 
-def augment_by_fields(key, images, *, first, global_batch, flip, mean, std, **fields):
+def augment_by_fields(key, images, *, first, global_batch, flip, mean, std, drawn=None, **fields):
   """`augment` with `config.augment` as keywords, and the same key for each purpose."""
-  parts = dict(first=first, global_batch=global_batch, flip=flip, mean=mean, std=std)
+  parts = dict(first=first, global_batch=global_batch, flip=flip, mean=mean, std=std, drawn=drawn)
   return augment(lambda purpose: key, images, ConfigDict(fields), **parts)
 
 
@@ -158,10 +159,12 @@ def test_an_option_does_not_change_what_the_others_draw():
 
 
 def test_jitter_by_hand():
-  images = np.random.default_rng(0).normal(size=(3, 2, 2, 3)).astype(np.float32)
+  images = random_images(3, 2)
   # 0, 1/2 and 3/4 of the way from -b to b are -b, 0 and b / 2.
-  uniform = jnp.array([[0.0, 0.5, 0.75], [0.5, 0.75, 0.0]])
-  result = jitter(jnp.asarray(images), uniform, brightness=0.2, contrast=0.4)
+  uniform = jnp.zeros((6, 3)).at[4:].set(jnp.array([[0.0, 0.5, 0.75], [0.5, 0.75, 0.0]]))
+  changes = dict(brightness=0.2, contrast=0.4, std=(255.0,) * 3, drawn={AUGMENT: uniform})
+  result = augmented(images, **changes)
+  images = images / 255.0
   expected = [(images[0] - 0.2) * 1.0, images[1] * 1.2, (images[2] + 0.1) * 0.6]
   np.testing.assert_allclose(result, expected, rtol=0, atol=JITTERED)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspeed.data.balance import balanced_order, class_weights, uneven_line
+from jaxspeed.data.batch import balanced_order, class_weights
 
 COUNTS = (3, 0, 20, 70)  # no image of class 1
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), COUNTS)).astype(np.int32)
@@ -72,11 +72,3 @@ def test_flips_are_drawn_for_each_place_or_alternate_for_each_image():
   index, flip = epochs(2, images=4, flip="alternating", labels=np.arange(4))
   first, second = (flip[part][np.argsort(index[part])] for part in (slice(0, 4), slice(4, 8)))
   assert (first != second).all()
-
-
-def test_a_line_names_the_field_where_classes_are_uneven():
-  names = ("cat", "dog", "deer")
-  for even in ((20, 200, 200), (500, 500, 500), (500, 0, 500)):
-    assert uneven_line(np.array(even), names) == []
-  (line,) = uneven_line(np.array((20, 201, 200)), names)
-  assert "dog has 201 training images and cat 20; --config.data.balance=" in line

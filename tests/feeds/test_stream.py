@@ -14,12 +14,12 @@ from PIL import Image
 from recipes import get_config
 from tolerances import EQUAL, assert_equal
 from toy import MIXED
-from toy_images import killed_at, params_of, toy_stream
+from toy_images import batches_from, killed_at, params_of, toy_stream
 
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
 from jaxspeed.feeds import stream
-from jaxspeed.feeds.evaluation import make_evaluation
+from jaxspeed.feeds.evaluation import Evaluation
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.records.arrays import Predictions, Thumbnails
 from jaxspeed.records.writer import read_metrics
@@ -225,10 +225,10 @@ def test_the_stream_of_the_next_phase_opens_in_the_epoch_before_it(places, monke
   config = toy_stream(*places, **{"epochs": 3.0, "phases.first_epoch": (0, 2)})
   sets = open_data(config)
   spec = make_train_spec(config, plan_of(config, sets), mesh_lib.make_mesh(1))
-  with contextlib.closing(stream.train_batches(sets, spec, 7, 0, {})) as batches:
-    # Two steps an epoch; the stream opens once the first of them is under way.
+  with contextlib.closing(batches_from(sets, spec, 7, 0)) as batches:
+    # Two steps an epoch; the stream opens behind the first of them.
     sizes = [(next(batches).image.shape[1], *opened) for _ in range(6)]
-  assert sizes == [(16, 16)] * 3 + [(16, 16, 24)] + [(24, 16, 24)] * 2
+  assert sizes == [(16, 16)] * 2 + [(16, 16, 24)] * 2 + [(24, 16, 24)] * 2
 
 
 def test_nothing_compiles_inside_the_clock(places, tmp_path, compiled_here, monkeypatch):
@@ -264,5 +264,5 @@ def test_the_shapes_of_rectangles_do_not_depend_on_the_batch():
   for batch in (16, 64, 256):
     plan = types.SimpleNamespace(eval_batch_size=batch)
     spec = types.SimpleNamespace(config=config, plan=plan, devices=1)
-    shapes.append(make_evaluation(split, spec, phase).shapes)
+    shapes.append(Evaluation(spec, split, phase).shapes)
   assert shapes[0] == shapes[1] == shapes[2] and len(shapes[0]) > 1

@@ -38,9 +38,6 @@ def test_without_x_val_a_share_of_each_class_is_held_out():
     assert data.source != opened(other).source
 
 
-MASKED = np.ma.masked_equal(X, X[0, 0, 0, 0]), np.ma.masked_equal(Y, 2)
-
-
 @pytest.mark.parametrize(
   "arguments, sentence",
   [
@@ -51,8 +48,8 @@ MASKED = np.ma.masked_equal(X, X[0, 0, 0, 0]), np.ma.masked_equal(Y, 2)
     ((X[:0], Y[:0]), "x holds no image: give at least one"),
     (([X[0], X[0, :2]], Y[:2]), "have different sizes: resize them"),
     ((X, Y[:5]), "labels are integers of shape (12,)"),
-    ((X, np.eye(3)[Y]), "y.argmax(axis=1) turns one-hot rows into labels"),
-    ((X, Y[:, None]), "y.ravel() makes a row of the column"),
+    ((X, np.eye(3)[Y]), "and LABELS.argmax(axis=1) turns one-hot rows into labels"),
+    ((X, Y[:, None]), "one for each image; LABELS.ravel() makes a row of a column"),
     ((X, Y - 1), "y has the label -1: labels count classes from 0"),
     ((X, Y, X[:3]), "one of x_val and y_val without the other"),
     ((X, Y, X[:3, :2, :2], Y[:3]), "resize them to one size"),
@@ -60,8 +57,6 @@ MASKED = np.ma.masked_equal(X, X[0, 0, 0, 0]), np.ma.masked_equal(Y, 2)
     ((X[:2], [[0], [1, 2]]), "y has labels of different shapes"),
     ((X, Y, None, None, "abc"), "class_names='abc': it must be a list of names"),
     ((X, Y, None, None, {"a", "b"}), "it must be a list of names"),
-    ((MASKED[0], Y), "x is a masked array: leave out or fill in"),
-    ((X, MASKED[1]), "y is a masked array: leave out or fill in"),
   ],
   ids=lambda value: value if isinstance(value, str) else "",
 )

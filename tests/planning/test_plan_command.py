@@ -151,7 +151,7 @@ def test_a_plan_counts_the_folders_at_its_path(tmp_path):
   (data / "photos.csv").write_text("file,label\na.jpg,cat\n")
   listed = f"--config.data.path={data / 'photos.csv'}"
   assert "a.jpg cannot be read (No such file or directory)" in mistake("plan", "imagenette", listed)
-  words = "photos.csv lists image files, and this recipe trains from memory"
+  words = "photos.csv holds no data set, and this recipe trains from memory"
   assert words in mistake("plan", "cifar10", listed)
   given = mistake("plan", *flags, "--config.data.classes=5")
   assert "has 4 classes, but config.data.classes is 5" in given
@@ -174,6 +174,10 @@ def test_what_needs_tensorflow_says_so_before_anything_is_opened_or_compiled(tmp
 
 
 def test_a_plan_knows_the_sets_that_need_no_path():
-  flags = [f"--config.data.{each}" for each in ("name=cifar100", "image_size=32", "classes=100")]
-  text = planned("quickstart", *flags)
+  flags = ["quickstart", "--config.data.name=cifar100"]
+  assert mistake("plan", *flags, "--config.data.classes=10") == (
+    "config.data.classes=10, but cifar100 has 100: set --config.data.classes=100, or the path of a "
+    "data set of your own."
+  )
+  text = planned(*flags)
   assert "500 steps an epoch, batch 100" in text and "\nevaluation: 10000 images" in text

@@ -77,7 +77,7 @@ def test_tuning_leaves_the_test_set_alone(tmp_path, capsys):
     ({"tune_on": "validation", "data.hold_out": 1.0}, "hold_out=1 leaves no images to train on"),
   ):
     with pytest.raises(UserError, match=words):
-      train(digits(**fields), str(tmp_path / "b" if fields else folder))
+      train(digits(**fields), str(tmp_path / "b" if fields else folder), given=tuple(fields))
 
 
 def test_a_run_is_evaluated_on_data_of_its_kind_and_names_only(finished, tmp_path):

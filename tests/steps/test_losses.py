@@ -13,8 +13,7 @@ import scipy
 from tolerances import assert_close, assert_equal
 from toy import MIXED, LinearNet, inputs_of, toy_arrays, toy_config
 
-from jaxspeed.data.balance import class_weights
-from jaxspeed.data.batch import Batch
+from jaxspeed.data.batch import Batch, class_weights
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import StepKind

@@ -35,7 +35,6 @@ class Arrays:
 
   Attributes:
     source: what the data set is and where it was found.
-    is_own: whether these are a user's own arrays, not a known data set.
     notes: lines about fields of the config that the data set decides.
     evaluated_on: "test", its own evaluation images; "held-out", a share of a data set without any;
       or "validation", a share of the training images.
@@ -47,7 +46,6 @@ class Arrays:
   eval_labels: Int32[np.ndarray, "m"]
   class_names: tuple[str, ...]
   source: str
-  is_own: bool = True
   notes: tuple[str, ...] = ()
   evaluated_on: str = "test"
   decider = "the arrays decide"  # the fields in `decides`
@@ -136,7 +134,7 @@ def with_classes(arrays: Arrays, classes: int, where: str, follow: bool) -> Arra
   labels = np.concatenate([arrays.train_labels, arrays.eval_labels])
   smallest, largest, named = int(labels.min()), int(labels.max()), len(arrays.class_names)
   check_labels(smallest, largest, arrays.class_names, where)
-  if arrays.is_own and smallest == largest:
+  if smallest == largest:
     raise UserError(f"labels of {where} are all {largest}: at least two classes are needed.")
   found = named or largest + 1
   if follow and found != classes:
@@ -230,14 +228,10 @@ def labels_of(labels: Any, count: int, name: str) -> Int32[np.ndarray, "n"]:
   """
   labels = _as_array(labels, name, "{} has labels of different shapes: labels are integers.")
   if labels.dtype.kind not in "iu" or labels.shape != (count,):
-    advice = ""
-    if labels.shape == (count, 1):
-      advice = f"; {name}.ravel() makes a row of the column"
-    elif labels.ndim == 2 and len(labels) == count:
-      advice = f"; {name}.argmax(axis=1) turns one-hot rows into labels"
     raise UserError(
       f"{name} is {labels.dtype} of shape {labels.shape}: labels are integers of shape ({count},), "
-      f"one for each image{advice}."
+      "one for each image; LABELS.ravel() makes a row of a column, and LABELS.argmax(axis=1) turns "
+      "one-hot rows into labels."
     )
   if wrong := [each for each in map(int, (labels.min(), labels.max())) if not 0 <= each < 10**6]:
     raise UserError(
@@ -247,8 +241,6 @@ def labels_of(labels: Any, count: int, name: str) -> Int32[np.ndarray, "n"]:
 
 
 def _as_array(values: Any, name: str, ragged: str) -> np.ndarray:
-  if np.ma.is_masked(values):
-    raise UserError(f"{name} is a masked array: leave out or fill in what is masked.")
   try:
     return np.asarray(values)
   except ValueError:

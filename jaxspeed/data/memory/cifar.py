@@ -5,40 +5,35 @@ A file is a sequence of records: one label byte (CIFAR-100: the coarse and the f
 The pickled "python version" is refused, because unpickling a file runs the code in it.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import IO
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-from jaxtyping import Int32, UInt8
 
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.errors import UserError, printable
+from jaxspeed.files import open_regular
 
 _IMAGE_BYTES = 3 * 32 * 32
-# fine_label_names.txt has 1.2 kB.
-_NAMES_BYTES = 1 << 16
-_CHUNK = 1 << 20
+# The largest file has 154 MB.
+_MOST_BYTES = 1 << 28
 _PICKLED = {"cifar-10-batches-py", "cifar-100-python", "data_batch_1"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """A data set's files: numbers of records, the test set's last, and of values of label bytes."""
+  """A data set's files: numbers of records, the test set's last; a record's label bytes."""
 
   name: str
   title: str
   folder: str
   records: Mapping[str, int]
-  labels: tuple[int, ...]
+  label_bytes: int
   names_file: str
-
-  def size(self, file: str) -> int:
-    """Return the size of a file of records, in bytes."""
-    return self.records[file] * (len(self.labels) + _IMAGE_BYTES)
 
 
 CIFAR10 = Layout(
@@ -46,7 +41,7 @@ CIFAR10 = Layout(
   title="CIFAR-10",
   folder="cifar-10-batches-bin",
   records={f"data_batch_{i}.bin": 10_000 for i in range(1, 6)} | {"test_batch.bin": 10_000},
-  labels=(10,),
+  label_bytes=1,
   names_file="batches.meta.txt",
 )
 CIFAR100 = Layout(
@@ -54,20 +49,18 @@ CIFAR100 = Layout(
   title="CIFAR-100",
   folder="cifar-100-binary",
   records={"train.bin": 50_000, "test.bin": 10_000},
-  labels=(20, 100),
+  label_bytes=2,
   names_file="fine_label_names.txt",
 )
 LAYOUTS = (CIFAR10, CIFAR100)
 
 
-def find_cifar(path: pathlib.Path, name: str) -> tuple[pathlib.Path, Layout] | None:
-  """Find CIFAR in `path` or its official folder below; of CIFAR-10 and 100, prefer `name`."""
-  layouts = sorted(LAYOUTS, key=lambda layout: layout.name != name)
-  for folder, layout in [(path, each) for each in layouts] + [
-    (path / each.folder, each) for each in layouts
-  ]:
-    if any((folder / file).is_file() for file in layout.records):
-      return folder, layout
+def find_cifar(path: pathlib.Path, name: str) -> pathlib.Path | None:
+  """Return the folder of CIFAR's files, `path` or one below; of CIFAR-10 and 100, prefer `name`."""
+  for layout in sorted(LAYOUTS, key=lambda each: each.name != name):
+    for folder in (path, path / layout.folder):
+      if any((folder / file).is_file() for file in layout.records):
+        return folder
   return None
 
 
@@ -81,86 +74,57 @@ def refuse_pickled(path: pathlib.Path, names: Iterable[str]) -> None:
     )
 
 
-def read_cifar(path: pathlib.Path, *layouts: Layout) -> Arrays:
+def read_cifar(path: pathlib.Path) -> Arrays:
   """Read the binary files of a folder, or of the official .tar.gz, which is not extracted.
 
-  Args:
-    path: the folder or archive.
-    layouts: the data sets that it may hold; none: any.
-
   Raises:
-    UserError: a file is missing, has the wrong size, or holds a label out of range; or it is not an
-      archive, or is cut off.
+    UserError: a file is missing or has the wrong size; or it is not an archive, or is cut off.
   """
-  contents: dict[str, bytes] = {}
-  layouts = layouts or LAYOUTS
-  known = {file: each for each in layouts for file in (*each.records, each.names_file)}
-  try:
-    for file, size, stream in _folder(path, known) if path.is_dir() else _archive(path):
-      if (layout := known.get(file)) is None:
-        continue
-      if file in layout.records and size != layout.size(file):
-        raise UserError(
-          f"{file} of {path} has {size:,} bytes, not the {layout.size(file):,} of the binary "
-          f"version of {layout.title}: it was cut off or is another file; download the archive "
-          "again."
-        )
-      contents[file] = stream.read(size if file in layout.records else _NAMES_BYTES)
-  except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-    if path.is_dir():
-      raise
-    raise UserError(
-      f"{path} cannot be read as an archive ({str(error) or type(error).__name__}): it was cut "
-      "off, or is not a .tar.gz; config.data.path names a folder or cifar-10-binary.tar.gz."
-    ) from error
-  # Where there is neither, the message on the first file that is missing.
-  layout = max(layouts, key=lambda each: len(each.records.keys() & contents.keys()))
-  if missing := [file for file in layout.records if file not in contents]:
-    raise UserError(
-      f"{path} has no {missing[0]}, which the binary version of {layout.title} needs: download "
-      "its archive again, and name that, or unpack all of it."
-    )
-  *train, test = [_records(layout, contents[file], f"{file} of {path}") for file in layout.records]
+  known = {file for each in LAYOUTS for file in (*each.records, each.names_file)}
+  contents = dict[str, bytes]()
+  if path.is_dir():
+    for file in known:
+      with contextlib.suppress(FileNotFoundError), open_regular(path / file) as stream:
+        contents[file] = stream.read(_MOST_BYTES)
+  else:
+    contents = _from_archive(path, known)
+  # Where there is neither, the message on CIFAR-10's first file.
+  layout = max(LAYOUTS, key=lambda each: len(each.records.keys() & contents.keys()))
+  parts = list[tuple[np.ndarray, np.ndarray]]()
+  for file, records in layout.records.items():
+    content, begin = contents.get(file, b""), layout.label_bytes
+    if len(content) != (size := records * (begin + _IMAGE_BYTES)):
+      raise UserError(
+        f"{path} has {len(content):,} bytes of {file}, not the {size:,} of the binary version of "
+        f"{layout.title}: download its archive again, and name that, or unpack all of it."
+      )
+    rows = np.frombuffer(content, np.uint8).reshape(records, -1)
+    images = rows[:, begin:].reshape(records, 3, 32, 32).transpose(0, 2, 3, 1)
+    parts.append((np.ascontiguousarray(images), rows[:, begin - 1].astype(np.int32)))
+  *train, test = parts
   images, labels = (np.concatenate(each) for each in zip(*train, strict=True))
   return Arrays(
     *(images, labels, *test),
     class_names=tuple(contents.get(layout.names_file, b"").decode("utf-8", "replace").split()),
     source=f"{layout.title}, binary version in {printable(path.name)}",
-    is_own=False,
   )
 
 
-def _folder(path: pathlib.Path, known: Iterable[str]) -> Iterator[tuple[str, int, IO[bytes]]]:
-  """Yield the name, size and content of each file of a folder that is known."""
-  for each in (path / file for file in known):
-    if each.is_file():
-      with each.open("rb") as stream:
-        yield each.name, each.stat().st_size, stream
-
-
-def _archive(path: pathlib.Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-  """Yield the name, size and content of each file of an archive."""
-  with tarfile.open(path) as archive:
-    for member in archive:
-      refuse_pickled(path, member.name.split("/"))
-      if member.isfile() and (stream := archive.extractfile(member)):
-        yield member.name.rpartition("/")[2], member.size, stream
-    while archive.fileobj and archive.fileobj.read(_CHUNK):
-      pass  # gzip's checksum of all the data comes last
-
-
-def _records(
-  layout: Layout, content: bytes, where: str
-) -> tuple[UInt8[np.ndarray, "n 32 32 3"], Int32[np.ndarray, "n"]]:
-  """Return the images (colour planes moved to channels last) and fine labels of one file."""
-  label_bytes = len(layout.labels)
-  rows = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + _IMAGE_BYTES)
-  for byte, classes in enumerate(layout.labels):
-    wrong = np.flatnonzero(rows[:, byte] >= classes)
-    if wrong.size:
-      raise UserError(
-        f"record {wrong[0]} of {where} has the label {rows[wrong[0], byte]}, but {layout.title} "
-        f"has labels up to {classes - 1}: the file is damaged; download the archive again."
-      )
-  images = rows[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-  return np.ascontiguousarray(images), rows[:, label_bytes - 1].astype(np.int32)
+def _from_archive(path: pathlib.Path, known: Iterable[str]) -> dict[str, bytes]:
+  """Return the content of each file of an archive that is known."""
+  contents: dict[str, bytes] = {}
+  try:
+    with tarfile.open(path) as archive:
+      for member in archive:
+        folders = member.name.split("/")
+        refuse_pickled(path, folders)
+        if folders[-1] in known and member.isfile() and (file := archive.extractfile(member)):
+          contents[folders[-1]] = file.read(_MOST_BYTES)
+      while archive.fileobj and archive.fileobj.read(1 << 20):
+        pass  # gzip's checksum of all the data comes last
+  except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+    raise UserError(
+      f"{path} cannot be read as an archive ({str(error) or type(error).__name__}): it was cut "
+      "off, or is not a .tar.gz; config.data.path names a folder or cifar-10-binary.tar.gz."
+    ) from error
+  return contents

@@ -1,6 +1,6 @@
 """Image classification data sets that are read into memory: CIFAR, TFDS, .npy files, digits.
 
-    arrays = open_arrays(name="cifar10", path="cifar-10-binary.tar.gz", cache="", classes=10)
+    arrays = open_arrays(config.data)
 
 The files at `path` decide the data set and its format: CIFAR's official binary version
 (`cifar.py`), a folder that TFDS prepared (`tfrecord.py`), or .npy files. Archives and TFDS's
@@ -11,19 +11,18 @@ needs TensorFlow, to download a data set.
 import importlib.util
 import logging
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxspeed.config.registry import DATA_SETS
-from jaxspeed.data import remote
 from jaxspeed.data.formats import npz
 from jaxspeed.data.formats.class_names import read_class_names
 from jaxspeed.data.formats.folders import SPLITS, choose_splits, readable
 from jaxspeed.data.formats.label_csv import is_csv
 from jaxspeed.data.formats.tfrecord import find_tfds, list_tfds, prepare_with_tfds, read_shards
-from jaxspeed.data.hold_out import TENTH
 from jaxspeed.data.memory.arrays import (
   FIELDS,
   Arrays,
@@ -33,28 +32,17 @@ from jaxspeed.data.memory.arrays import (
   with_classes,
 )
 from jaxspeed.data.memory.cifar import find_cifar, read_cifar, refuse_pickled
-from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded, locked_folder, open_regular
 
 _log = logging.getLogger("jaxspeed")
 
 _DIGITS_HELD_OUT = 297  # for evaluation, of 1,797
-
-
-class Known(NamedTuple):
-  """The sizes of a data set that are known before it is read."""
-
-  train_images: int
-  eval_images: int
-  image_size: int
-  classes: int
-
-
+# The fields of `config.data` that are known before a data set is read.
 KNOWN = {
-  "cifar10": Known(50_000, 10_000, 32, 10),
-  "cifar100": Known(50_000, 10_000, 32, 100),
-  "digits": Known(1_500, _DIGITS_HELD_OUT, 8, 10),
+  "cifar10": dict(train_images=50_000, eval_images=10_000, image_size=32, classes=10),
+  "cifar100": dict(train_images=50_000, eval_images=10_000, image_size=32, classes=100),
+  "digits": dict(train_images=1_500, eval_images=_DIGITS_HELD_OUT, image_size=8, classes=10),
 }
 _ACCEPTED = (
   "a folder or .tar.gz archive of CIFAR's binary version (data_batch_1.bin ... or train.bin), a "
@@ -65,45 +53,35 @@ _ACCEPTED = (
 )
 
 
-def known(name: str) -> Known:
-  """Return the sizes of the data set that `config.data.name` names without a path.
+def known(name: str) -> dict[str, int]:
+  """Return what is known of the data set that `config.data.name` names without a path.
 
   Raises:
     UserError: there is no such data set.
   """
   if name not in KNOWN:
-    choose = f"choose {DATA_SETS.names()}"
-    raise UserError(f"config.data.name={name!r}: set config.data.path, or {choose}.")
+    names = DATA_SETS.names()
+    raise UserError(f"config.data.name={name!r}: set config.data.path, or choose {names}.")
   return KNOWN[name]
 
 
 def open_arrays(
-  *,
-  name: str,
-  path: str,
-  cache: str,
-  classes: int,
-  follow: bool = False,
-  tune: bool = False,
-  share: float = TENTH,
-  given: Arrays | None = None,
+  fields: ConfigDict, *, follow: bool = False, tune: bool = False, given: Arrays | None = None
 ) -> Arrays:
   """Open the data set that a config names, or check arrays that Python passes.
 
   Args:
-    name: a registered data set; or without a path 'cifar10', 'cifar100' or 'digits'.
-    path: a folder or archive; '' lets TFDS find or download `name`.
-    cache: folder of the cached arrays; '' means ~/.cache/jaxspeed/data.
-    classes: number of classes that the config expects.
-    follow: whether a user's own arrays may have another number of classes.
+    fields: `config.data`: its path is a folder or an archive; without one, TFDS finds or downloads
+      the data set of its name.
+    follow: whether the data set may have another number of classes.
     tune: whether to `hold_out` training images; evaluation images are then not needed.
-    share: share of each class to hold out, where images are.
-    given: the arrays from Python, in place of `name` and `path`.
+    given: the arrays from Python.
 
   Raises:
-    UserError: `path` holds no readable data set, a damaged one, or another number of classes.
+    UserError: the path holds no readable data set, a damaged one, or another number of classes.
   """
-  cache_folder = expanded(cache or npz.DEFAULT_CACHE, "config.data.cache")
+  name, path = fields.name, fields.path
+  cache = expanded(fields.cache or npz.DEFAULT_CACHE, "config.data.cache")
   registered = name in DATA_SETS
   if not (path or registered or given is not None):
     known(name)
@@ -112,38 +90,33 @@ def open_arrays(
       arrays = given
     elif registered:
       arrays = _read_registered(name, path)
-    elif remote.is_remote(path):
-      raise _refused(path, "is an address, and this recipe trains from memory")
     elif path:
-      arrays = _read_path(expanded(path, "config.data.path"), name, cache_folder, tune)
+      arrays = _read_path(expanded(path, "config.data.path"), name, cache, tune)
     elif name == "digits":
       arrays = _read_digits()
     else:
-      arrays = _read_tfds(prepare_with_tfds(name, _ACCEPTED), cache_folder, tune)
+      arrays = _read_tfds(prepare_with_tfds(name, _ACCEPTED), cache, tune)
   where = "data=" if given is not None else path or name
-  arrays = with_classes(arrays, classes, where, follow and arrays.is_own)
+  arrays = with_classes(arrays, fields.classes, where, follow)
   if arrays.evaluated_on == "held-out" and not len(arrays.eval_labels):
-    arrays = hold_out(arrays, share, "held-out")
-  return hold_out(arrays, share) if tune else arrays
+    arrays = hold_out(arrays, fields.hold_out, "held-out")
+  return hold_out(arrays, fields.hold_out) if tune else arrays
 
 
 def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -> Arrays:
   """Find the format of the data set at `path`, and read it."""
   if not path.exists():
     raise _refused(path, "does not exist")
-  if is_csv(path):
-    raise _refused(path, "lists image files, and this recipe trains from memory")
-  if path.is_file():
-    return _through_cache(path, [path], cache, lambda: read_cifar(path))
-  if not path.is_dir():
-    raise _refused(path, "is not a regular file")
-  if found := find_cifar(path, name):
-    return read_cifar(*found)
-  if version := find_tfds(path, name):
-    return _read_tfds(version, cache, tune)
-  if any((folder / "images.npy").exists() for folder in (path, path / "train")):
-    return _read_own(path, tune)
-  refuse_pickled(path, [path.name, *(each.name for each in path.iterdir())])
+  if path.is_file() and not is_csv(path):
+    return _through_cache(path, cache, read_cifar)
+  if path.is_dir():
+    if found := find_cifar(path, name):
+      return read_cifar(found)
+    if version := find_tfds(path, name):
+      return _read_tfds(version, cache, tune)
+    if any((folder / "images.npy").exists() for folder in (path, path / "train")):
+      return _read_own(path, tune)
+    refuse_pickled(path, [path.name, *(each.name for each in path.iterdir())])
   raise _refused(path, "holds no data set, and this recipe trains from memory")
 
 
@@ -152,29 +125,27 @@ def _refused(path: object, found: str) -> UserError:
 
 
 def _through_cache(
-  source: pathlib.Path,
-  files: Sequence[pathlib.Path],
-  cache: pathlib.Path,
-  read: Callable[[], Arrays],
+  source: pathlib.Path, cache: pathlib.Path, read: Callable[[pathlib.Path], Arrays]
 ) -> Arrays:
-  """Return the cached arrays of a source, or `read` its `files` and cache them."""
+  """Return the cached arrays of an archive or a folder, or `read` and cache them."""
   entry = npz.entry_of(cache, "arrays", source)
   # The processes of a host wait for the first, which reads the files.
   with locked_folder(cache):
     # Taken before reading: files that change meanwhile no longer fit, and are read again.
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
     found_now = [(file, file.stat()) for file in files]
     stats = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in found_now]
     if entry.is_file():
       try:
         found, about = npz.read(entry)
         if about["files"] == stats:
-          facts: dict[str, Any] = {field: found[field] for field in FIELDS}
-          facts |= {"source": f"{about['source']}, from the cache", "is_own": False}
-          return Arrays(**facts, class_names=tuple(about["class_names"]))
+          parts: dict[str, Any] = {field: found[field] for field in FIELDS}
+          origin = f"{about['source']}, from the cache"
+          return Arrays(**parts, class_names=tuple(about["class_names"]), source=origin)
       except (ValueError, KeyError, TypeError) as error:
         _log.warning("the cache %s is not used and will be made again: %s", entry, error)
     _log.info("reading %s", source)
-    arrays = read()
+    arrays = read(source)
     about = {"source": arrays.source, "class_names": arrays.class_names, "files": stats}
     npz.store(entry, {field: getattr(arrays, field) for field in FIELDS}, about)
     return arrays
@@ -182,14 +153,14 @@ def _through_cache(
 
 def _read_tfds(folder: pathlib.Path, cache: pathlib.Path, tune: bool) -> Arrays:
   table = list_tfds(folder, evaluation=None if tune else True)
-  return _through_cache(folder, sorted(folder.iterdir()), cache, lambda: _from_tfds(table))
 
+  def read(_: pathlib.Path) -> Arrays:
+    images, labels = read_shards(table)
+    train, evaluation = slice(table.train), slice(table.train, None)
+    parts = images[train], labels[train], images[evaluation], labels[evaluation]
+    return Arrays(*parts, table.class_names, table.source)
 
-def _from_tfds(table: Table) -> Arrays:
-  images, labels = read_shards(table)
-  train, evaluation = slice(table.train), slice(table.train, None)
-  arrays = (images[train], labels[train], images[evaluation], labels[evaluation])
-  return Arrays(*arrays, table.class_names, table.source, is_own=False)
+  return _through_cache(folder, cache, read)
 
 
 def _read_own(path: pathlib.Path, tune: bool) -> Arrays:
@@ -273,6 +244,5 @@ def _read_digits() -> Arrays:
     *(images[kept], labels[kept], images[out], labels[out]),
     class_names=tuple(map(str, range(10))),
     source=f"scikit-learn's digits; {len(out)} of {len(labels):,} held out for evaluation",
-    is_own=False,
     evaluated_on="held-out",
   )

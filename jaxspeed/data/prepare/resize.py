@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from PIL import Image
 
 from jaxspeed.data.disk.index import Show
-from jaxspeed.data.disk.prepared import Prepared, digest_of, is_current
+from jaxspeed.data.disk.prepared import is_current
 from jaxspeed.data.disk.sources import list_images
 from jaxspeed.data.formats import pixels
-from jaxspeed.data.prepare.writing import Broken, Done, Made, follow, refuse_nested
+from jaxspeed.data.prepare.writing import Broken, Done, Made, follow
 from jaxspeed.errors import UserError
 from jaxspeed.files import expanded, open_regular, write_atomically
 
@@ -87,28 +87,19 @@ def resize(
     destination: a folder outside the source.
     sizes: short sides, in pixels.
     quality: quality of the JPEGs, 1 ... 100.
-    workers: number of processes.
-    show: as in `follow`.
+    workers, show: as in `follow`.
 
   Raises:
-    UserError: as in `follow`; or the folders of source and copies lie in each other.
+    UserError: as in `follow`.
   """
-  source, destination = expanded(source, "SRC"), expanded(destination, "DST")
-  folders = [destination / str(size) for size in sizes]
-  for folder in folders:
-    refuse_nested(folder, source)
-  listed = list_images(source)
-  if listed.keys:
-    raise UserError(f"{source} holds shards: name the folder of their images.")
-  names, uri = listed.names.decoded(), source.absolute().as_uri()
-  flags = (f"--sizes={','.join(map(str, sizes))}", *[f"--quality={quality}"] * (quality != QUALITY))
-  made = Prepared("resize", uri, flags, len(names), digest_of(listed.names))
+  table = list_images(expanded(source, "SRC"))
+  folders = [expanded(destination, "DST") / str(size) for size in sizes]
+  flags = [f"--sizes={','.join(map(str, sizes))}", *[f"--quality={quality}"] * (quality != QUALITY)]
+  names = table.names.decoded()
   jobs = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
   roots = dict(zip(sizes, map(str, folders), strict=True))
-  work = functools.partial(_resize, str(source), roots, quality)
-  return follow(
-    folders, made, jobs, work, names=names, workers=workers, show=show, notes=listed.notes
-  )
+  work = functools.partial(_resize, table.root, roots, quality)
+  return follow(folders, "resize", table, flags, jobs, work, workers=workers, show=show)
 
 
 def _resize(source: str, roots: Mapping[int, str], quality: int, names: Sequence[str]) -> Made:
@@ -139,7 +130,7 @@ def _resize(source: str, roots: Mapping[int, str], quality: int, names: Sequence
         os.utime(place, ns=(time, time))
       else:
         pathlib.Path(place).unlink(missing_ok=True)
-  return Made(len(names), read, newest, broken)
+  return len(names), read, newest, broken
 
 
 def _folder(root: str, below: str) -> str:

@@ -9,14 +9,20 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from jaxspeed.data.disk import index
 from jaxspeed.data.disk.index import Show
-from jaxspeed.data.disk.prepared import Prepared, mending, read_prepared, write_prepared
+from jaxspeed.data.disk.prepared import (
+  Prepared,
+  digest_of,
+  mending,
+  read_prepared,
+  write_prepared,
+)
 from jaxspeed.data.disk.sources import list_images
 from jaxspeed.data.formats.folders import readable
 from jaxspeed.data.table import Table
@@ -30,6 +36,8 @@ _Job = TypeVar("_Job")
 
 # An image that cannot be read: its name below the source's folder, and why.
 Broken = tuple[str, str]
+# What a job did: numbers of originals and of those read now, latest time, broken originals.
+Made = tuple[int, int, int, Sequence[Broken]]
 
 
 def broken_headers(table: Table) -> list[Broken]:
@@ -48,15 +56,6 @@ def write_index(folder: pathlib.Path, show: Show | None = None) -> Table:
     return index.write_index(list_images(folder), show)
 
 
-class Made(NamedTuple):
-  """What a job did: numbers of originals and of those read now, latest time, broken originals."""
-
-  images: int
-  read: int
-  newest: int
-  broken: Sequence[Broken]
-
-
 class Done(NamedTuple):
   """What a command did.
 
@@ -66,7 +65,7 @@ class Done(NamedTuple):
     broken: images that are left out, sorted by name.
     seconds: the time that it took.
     indices: those of the folders that were written, as `write_index` returns them.
-    notes: lines for the user.
+    notes: lines on files of the source that are left out.
   """
 
   images: int
@@ -77,78 +76,83 @@ class Done(NamedTuple):
   notes: tuple[str, ...]
 
 
-def refuse_nested(folder: pathlib.Path, source: pathlib.Path) -> None:
-  """Raise a UserError where one of two folders is inside the other."""
-  inner, outer = folder.resolve(), source.resolve()
-  if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-    raise UserError(
-      f"{folder} lies inside {source}, whose images are read, or holds it: name another folder."
-    )
-
-
 def follow(
   folders: Sequence[pathlib.Path],
-  made: Prepared,
+  kind: Literal["resize", "shards"],
+  source: Table,
+  flags: Sequence[str],
   jobs: Sequence[_Job],
   work: Callable[[_Job], Made],
   *,
-  names: Iterable[str] = (),
   finish: Callable[[], None] = lambda: None,
   broken: Iterable[Broken] = (),
   workers: int,
   show: Show | None,
-  notes: tuple[str, ...] = (),
 ) -> Done:
   """Make what is missing or older than its originals in some folders, and an index of each.
 
   Args:
     folders: the folders, all in one, which is locked against other commands.
-    made: how their files are made.
-    jobs: what makes them.
+    kind, flags: as in `Prepared`.
+    source: the originals.
+    jobs: what makes the files.
     work: function that does a job, or finds that it is done.
-    names: names of the only files that there may be, if files are images.
     finish: function that writes what completes the folders.
     broken: images that `work` leaves out.
     workers: number of processes.
     show: called now and then with the number of images done and the total.
-    notes: as in `Done`.
 
   Raises:
-    UserError: a folder holds other files, or cannot be written, or the disk is full.
+    UserError: the source holds shards; or a folder holds other files, or holds the originals or
+      lies among them, or cannot be written, or the disk is full.
   """
+  if source.keys:
+    raise UserError(f"{source.root} holds shards: name the folder of their images.")
   began = time.perf_counter()
+  root = pathlib.Path(source.root).absolute()
+  made = Prepared(kind, root.as_uri(), tuple(flags), len(source.names), digest_of(source.names))
   done = read = newest = 0
   found = [*broken]
   try:
     with locked_folder(folders[0].parent):
-      others = [_refuse_other(folder, made) for folder in folders]
-      for folder, stored in zip(folders, others, strict=True):
-        _begin(folder, made, stored)
-      for each in in_processes(work, jobs, workers=min(workers, len(jobs))):
-        done, read, newest = done + each.images, read + each.read, max(newest, each.newest)
-        found += each.broken
+      outdated = [path for folder in folders for path in _outdated(folder, root, made)]
+      for path in outdated:
+        path.unlink()
+      for folder in folders:
+        write_prepared(folder, made)  # they are not complete
+      for images, made_now, latest, lost in in_processes(
+        work, jobs, workers=min(workers, len(jobs))
+      ):
+        done, read, newest = done + images, read + made_now, max(newest, latest)
+        found += lost
         if show is not None:
           show(done, made.originals)
       finish()
       found.sort()
-      lines = [f"{printable(name)}\t{reason}\n".encode() for name, reason in found]
       made = dataclasses.replace(made, newest=newest)
-      indices = [_complete(folder, made, lines, {*names}) for folder in folders]
+      indices = [_complete(folder, made, found, source) for folder in folders]
   except OSError as error:
     raise UserError(
       f"{error.filename or folders[0]} cannot be written ({error.strerror or error}): nothing is "
       "half-written; correct that and run the same command again, which resumes from here."
     ) from error
   seconds = time.perf_counter() - began
-  return Done(done - len(found), read, found, seconds, indices, notes)
+  return Done(done - len(found), read, found, seconds, indices, source.notes)
 
 
-def _refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
-  """Return how the files in a folder were made, if there are any.
+def _outdated(folder: pathlib.Path, source: pathlib.Path, made: Prepared) -> Iterator[pathlib.Path]:
+  """Yield what a kill left of files in a folder, and shards of other images.
 
   Raises:
-    UserError: they have another source or other flags than `made`, or `prepare` did not write them.
+    UserError: the folder and the source are one in the other; or its files have another source or
+      other flags than `made`, or `prepare` did not write them.
   """
+  inner, outer = folder.resolve(), source.resolve()
+  if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+    raise UserError(
+      f"{folder} lies inside {source}, whose images are read, or holds it: name another folder."
+    )
+  yield from folder.rglob(f"{TEMPORARY}*")
   stored = read_prepared(folder)
   if stored is None:
     if folder.is_dir() and any(not name.startswith(".") for name in os.listdir(folder)):
@@ -156,7 +160,7 @@ def _refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
         f"{folder} holds files that prepare {made.kind} did not write: train on them as they are, "
         "or name another folder."
       )
-    return None
+    return
   # Names and times cannot tell two folders' images apart. If the old folder is gone and the names
   # are the same, it was moved.
   there = os.path.isdir(stored.source)
@@ -165,37 +169,29 @@ def _refuse_other(folder: pathlib.Path, made: Prepared) -> Prepared | None:
     raise UserError(
       f"{folder} holds what {mending(folder, stored)} makes: remove it, or name another folder."
     )
-  return stored
-
-
-def _begin(folder: pathlib.Path, made: Prepared, stored: Prepared | None) -> None:
-  """Store that a folder is not complete; remove what a kill left, and shards of other images."""
-  for path in folder.rglob(f"{TEMPORARY}*"):
-    path.unlink()
-  if stored is not None and stored.digest != made.digest:
-    for path in folder.glob(f"{folder.parent.name}-*.tfrecord-*-of-*"):
-      path.unlink()
-  write_prepared(folder, made)
+  if stored.digest != made.digest:
+    yield from folder.glob(f"{folder.parent.name}-*.tfrecord-*-of-*")
 
 
 def _complete(
-  folder: pathlib.Path, made: Prepared, broken: Sequence[bytes], names: set[str]
+  folder: pathlib.Path, made: Prepared, broken: Sequence[Broken], source: Table
 ) -> Table:
   """List the broken images, index the files, and store that they are complete.
 
   Raises:
-    UserError: there are other images than `names`.
+    UserError: there are copies that have no original.
   """
-  if broken:
-    write_atomically(folder / "broken.txt", broken, sync=False)
+  if lines := [f"{printable(name)}\t{reason}\n".encode() for name, reason in broken]:
+    write_atomically(folder / "broken.txt", lines, sync=False)
   else:
     (folder / "broken.txt").unlink(missing_ok=True)
   table = write_index(folder)
-  if names and (others := sorted({*table.names.decoded()} - names)):
+  others = {*table.names.decoded()} - {*source.names.decoded()}
+  if others and not table.keys:
     raise UserError(
       f"{folder} holds {len(others):,} images without originals in the source "
-      f"({some([*map(printable, others)], _NAMED)}): remove them or move them away, or remove "
-      f"{folder} and make all copies again."
+      f"({some([*map(printable, sorted(others))], _NAMED)}): remove them or move them away, or "
+      f"remove {folder} and make all copies again."
     )
   write_prepared(folder, dataclasses.replace(made, images=table.counts))
   return table

@@ -1,5 +1,7 @@
 """What tests of data in memory share."""
 
+import types
+
 import pytest
 import tiny_sets
 
@@ -10,8 +12,9 @@ from jaxspeed.data.memory.sources import open_arrays
 def opened(tmp_path):
   """open_arrays with a cache in the test's own folder."""
 
-  def call(path, *, name="cifar10", classes=10, cache=tmp_path / "cache", **options):
-    return open_arrays(name=name, path=str(path), cache=str(cache), classes=classes, **options)
+  def call(path, *, name="cifar10", classes=10, cache=tmp_path / "cache", hold_out=0.1, **options):
+    parts = dict(name=name, path=str(path), cache=str(cache), classes=classes, hold_out=hold_out)
+    return open_arrays(types.SimpleNamespace(**parts), **options)
 
   return call
 

@@ -85,7 +85,7 @@ def test_of_flat_arrays_a_share_is_held_out_by_pixels_in_any_order(tmp_path, ope
   held_out = []
   for number, order in enumerate((np.arange(43), np.random.default_rng(1).permutation(43))):
     path = write_npy(tmp_path / str(number), images[order], labels[order])
-    found = opened(path, classes=3, share=0.2)
+    found = opened(path, classes=3, hold_out=0.2)
     assert np.bincount(found.eval_labels).tolist() == [3, 3, 3]  # 2.8 is 3
     numbers = [part[:, 0, 0, 0] for part in (found.train_images, found.eval_images)]
     assert sorted(np.concatenate(numbers)) == list(range(43))
@@ -94,6 +94,6 @@ def test_of_flat_arrays_a_share_is_held_out_by_pixels_in_any_order(tmp_path, ope
     line = "9 of 43 images, 20 % of each class, are held out for evaluation"
     assert found.source == f"{number}: arrays; {line}"
   assert held_out[0] == held_out[1]
-  whole = opened(path, classes=3, share=1)
+  whole = opened(path, classes=3, hold_out=1)
   assert whole.counts == (43, 43)
   assert whole.source.endswith("; all 43 images are evaluated (data.hold_out=1)")

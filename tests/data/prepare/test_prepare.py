@@ -125,11 +125,11 @@ def mistakes(tmp):
   out, pixels = tmp / "out", "--sizes=16"
   return {
     "nothing": ([], "'' is not a command: write resize SRC DST"),
-    "command": (["shrink", source, out], "'shrink' is not a command"),
-    "one folder": (["resize", source, pixels], "resize needs SRC and DST"),
+    "command": (["shrink", source, out], "out' is not a command: write resize SRC DST"),
+    "one folder": (["resize", source, pixels], "source' is not a command: write resize SRC DST"),
     "no source": (["resize", tmp / "nowhere", out, pixels], "nowhere is not a folder"),
-    "empty source": (["resize", "", out, pixels], "resize needs SRC and DST"),
-    "empty destination": (["resize", source, "", pixels], "resize needs SRC and DST"),
+    "empty source": (["resize", "", out, pixels], "out' is not a command: write resize SRC DST"),
+    "empty destination": (["resize", source, "", pixels], "source ' is not a command: write"),
     "no train": (
       ["resize", tmp / "no_train", out, pixels],
       "no_train has no split train to train on",
