@@ -37,14 +37,14 @@ def get_config(path=""):
   found = look(path)
   batch, epochs, sizes = choose(found)
   peak = 0.1 * math.sqrt(batch / 64)
+  start = "" if found != Found() else "no images were named, as in own_images:PATH, so "
   note = (
-    f"own_images chose for {found.images:,} training images of {found.classes:,} classes, half of "
-    f"them at least {found.side} px wide and high: {sizes[0]} px, then {sizes[1]} px; batches of "
-    f"{batch} (images / 128, from 8 to 64); {epochs} epochs (1,000 / the root of images, from 10 "
-    f"to 100); a peak of {peak:.3g} (0.1 for batches of 64, with the root of the batch)"
+    f"{start}own_images chose for {found.images:,} training images of {found.classes:,} classes, "
+    f"half of them at least {found.side} px wide and high: {sizes[0]} px, then {sizes[1]} px; "
+    f"batches of {batch} (images / 128, from 8 to 64); {epochs} epochs (1,000 / the root of "
+    f"images, from 10 to 100); a peak of {peak:.3g} (0.1 for batches of 64, with the root of the "
+    "batch)"
   )
-  if found == Found():
-    note += "; own_images:PATH chooses for the images at PATH"
   data = dict(name="own_images", path=path, classes=found.classes, image_size=sizes[-1])
   data |= dict(train_images=found.images, eval_images=-(-found.images // 9))
   config = jaxspeed.recipe("imagenette:5", name="own_images", target=0.0, data=data)

@@ -203,7 +203,7 @@ def _read(
     raise ValueError(f"it cannot be read ({error!r:.300})") from None
   for name, checksum in sums.items():
     if name not in found or _checksum(found[name]) != checksum:
-      raise ValueError(f"its array {ascii(name)[:60]} has changed")
+      raise ValueError(f"its array {name[:60]!a} has changed")
   return manifest, [found[name].astype(leaf.dtype, copy=False) for name, leaf in wanted.items()]
 
 

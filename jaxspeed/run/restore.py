@@ -88,7 +88,9 @@ def run_weights(
   with precision.wide_enough(config.precision):
     weights = open_run(folder, config, step)
     done, total = weights.step, weights.spec.plan.total_steps
-    if step is None and done < total and not (folder / "result.json").exists():
+    # A run that its target or its patience ended is finished before its last step.
+    end = max(steps_of(folder)) if (folder / "result.json").exists() else total
+    if step is None and done < end:
       output.note(f"the run in {folder} is at step {done:,} of {total:,}")
     yield weights
 

@@ -54,7 +54,8 @@ def test_the_plan_states_what_was_chosen(tmp_path, capsys, classes, splits, expe
 
 
 def test_without_images_the_values_are_a_default_and_a_wrong_path_is_named(tmp_path):
-  assert "own_images:PATH chooses for the images at PATH" in command("plan", "own_images").stdout
+  told = "no images were named, as in own_images:PATH, so own_images chose for 1,000"
+  assert told in command("plan", "own_images").stdout
   (one := tmp_path / "one" / "cats").mkdir(parents=True)
   assert f"{tmp_path / 'none'} does not exist" in mistake("plan", f"own_images:{tmp_path / 'none'}")
   write(one, {"a.jpg": noise(0), "b.jpg": noise(1)})

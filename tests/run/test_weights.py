@@ -148,6 +148,10 @@ def test_a_run_that_ended_early_is_told_with_its_step(trained, tmp_path):
   for flag in ("--step=2", "--step=best", "--quiet"):
     assert "is at step" not in command("predict", str(run), image, flag).stderr
   assert "is at step" not in command("predict", str(folder / "run"), image).stderr
+  # A finished run whose last checkpoint is damaged.
+  whole = shutil.copytree(folder / "run", tmp_path / "whole")
+  shutil.copytree(whole / "checkpoints" / "2", whole / "checkpoints" / "3")
+  assert "is at step 2 of" in command("predict", str(whole), image).stderr
 
 
 def test_an_exported_program_gives_the_probabilities_of_its_run(trained, tmp_path):
