@@ -142,8 +142,7 @@ export run --format=onnx => --out is missing
 export run --format=pth --out=net => flag --format=pth: value should be one of <onnx|stablehlo|
 export run --format=stablehlo --fold --out=net => --fold=True has no effect beside --format=sta
 export run --format=stablehlo --out=net => holds no whole checkpoint
---config.data.name=cifar100 => config.data.image_size=8, but cifar100 has 32: set --config.data.image_size=32, or the path of a data set of your own.
-plan quickstart --config.data.name=cifar100 --config.data.image_size=32 => set --config.data.classes=100
+plan quickstart --config.data.name=cifar100 --config.data.image_size=8 => config.data.image_size=8, but cifar100 has 32: set --config.data.image_size=32, or the path of a data set of your own.
 evaluate run --logits=a.npz --config.eval.mode=center,flip => is for one mode
 evaluate run --logits=logits.txt => ends with .npz
 evaluate run --logits=none/a.npz => none/a.npz cannot be written (No such
