@@ -134,5 +134,5 @@ class FakeSlurm:
     given = {name: str(value) for name, value in slurm.items() if value is not None}
     command = ["bash", str(script), *arguments]
     return subprocess.run(
-      command, env=own | self.variables | given, capture_output=True, text=True, timeout=60
+      command, env=own | self.variables | given, capture_output=True, text=True, timeout=300
     )

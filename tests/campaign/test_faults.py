@@ -117,15 +117,15 @@ HANGS = ("--config.heartbeat_seconds=300", "--config.watchdog_seconds=8")
 
 
 def disturb(run, to, number, moment, code, words, *flags):
-  """One process gets a signal in a step, while it starts or in a save.
+  """One process gets a signal in a step, in a save, or when a line of the start is printed.
 
   The others, and itself if the signal leaves it the time, end with a code and a sentence, in which
   {} is the step that is saved.
   """
   with run.started(2, *flags) as group:
-    # With no save to wait for, it is between the first meeting and the first step.
-    if moment == "start":
-      group[0].wait_for("model ", START)
+    starts = moment not in ("step", "save")
+    if starts:
+      group[0].wait_for(moment, START)
     else:
       run.wait_for_save(group)
     if moment == "save":
@@ -135,7 +135,7 @@ def disturb(run, to, number, moment, code, words, *flags):
     gone = number in (signal.SIGKILL, signal.SIGSTOP)
     left = Processes(each for i, each in enumerate(group) if not gone or i != to)
     # Before the first step all have their programs first.
-    ended = left.wait(START if moment == "start" and not gone else WITHIN)
+    ended = left.wait(START if starts and not gone else WITHIN)
     assert [each.code for each in ended] == [code] * len(left), [each.err for each in ended]
     assert gone or sentence(ended[to].err, f"jaxspeed: {number.name}")
     seen = came_to(begun, sentence(ended[0].err, words.format(run.whole())))
@@ -168,7 +168,7 @@ def test_whoever_is_lost_the_others_say_so_and_the_run_goes_on_with_the_same_bit
     (1, signal.SIGKILL, "step", LOST),
     (0, signal.SIGKILL, "step", LOST),
     (0, signal.SIGKILL, "save", LOST),
-    (1, signal.SIGKILL, "start", LOST),
+    (1, signal.SIGKILL, "model ", LOST),  # between the first meeting and the first step
     # No error comes of a process that is stopped: its heartbeat, or the watchdog, tells.
     (1, signal.SIGSTOP, "step", LOST),
     (1, signal.SIGSTOP, "step", *hangs),
@@ -183,7 +183,7 @@ def test_whoever_is_lost_the_others_say_so_and_the_run_goes_on_with_the_same_bit
 def test_a_signal_to_any_process_saves_the_same_step_in_all(lab, record_property):
   run, saved = lab.new_run(), f"saved step {{}} of {STEPS['resident']}"
   for to, number, moment, code, words in (
-    (1, signal.SIGTERM, "start", DONE, "before the first step"),
+    (1, signal.SIGTERM, "recipe ", DONE, "before the first step"),
     (1, signal.SIGTERM, "step", DONE, saved),
     (0, signal.SIGTERM, "save", DONE, saved),
     (1, signal.SIGUSR1, "step", REQUEUE, saved),

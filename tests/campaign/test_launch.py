@@ -236,4 +236,4 @@ def test_a_mistake_of_one_process_of_the_script_is_not_tried_again(cluster, undi
   script = Script(cluster, undisturbed, tmp_path)
   printed = script.wait_for("FAILED")
   assert cluster.field(script.number, "ExitCode") == f"{MISTAKE}:0" and script.restarted(0)
-  assert "config.json is of format None" in printed and "run: failed: task" in printed
+  assert "config.json: there is no config.model" in printed and "run: failed: task" in printed
