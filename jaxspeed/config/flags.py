@@ -20,7 +20,7 @@ from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printa
 
 # The commands whose first argument may be a recipe.
 _OF_RECIPES = ("train", "plan")
-_FIELD = re.compile(r"--?(?:no)?config\.([^=]+)")
+_FIELD = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
 class ConfigFlag:
@@ -95,8 +95,9 @@ def parse_overrides(words: list[str]) -> tuple[dict[str, Any], list[str]]:
   try:
     left = values(["", *words])[1:]
   except flags.IllegalFlagValueError as error:
-    name, text = re.findall(r"^flag --config\.([^=]+)=(.*?): ", str(error), re.DOTALL)[0]
-    raise UserError(known[name].refusal(text)) from None
+    if not (found := re.match(r"flag --config\.([^=]+)=(.*?): ", str(error), re.DOTALL)):
+      raise  # of --config itself, where a command takes no recipe
+    raise UserError(known[found[1]].refusal(found[2])) from None
   return config_flags.get_override_values(values["config"]), left
 
 

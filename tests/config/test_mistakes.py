@@ -50,6 +50,8 @@ import from jaxspeed.config import registry; registry.optimizer('sgd')(print) =>
 --config.data=3 => config.data is a group of fields: set config.data.FIELD.
 --config.data.mean[0]=3 => the config has no field data.mean[0]: did you mean data.mean?
 --config.phases.image_size=(96 => ('(96',): it must be a tuple, as (1, 2), each a whole number
+--config.=3 => the config has no field
+launch status run --config=x => flag --config=x: Overriding config is not allowed; see --help
 --config.epochs=many => config.epochs='many': it must be a number above 0 and up to 100,000.
 --config.stop_at_target=maybe => config.stop_at_target='maybe': it must be True or False.
 --config.epochs => Missing value for flag --config.epochs; see --help for the flags.

@@ -124,6 +124,8 @@ def _stored(table: Table, path: pathlib.Path) -> Columns:
     column = columns[name] = found.get(name, np.zeros(0))[: len(table)]
     if column.dtype != dtype[name] or len(column) != len(table):
       raise ValueError(f"its column {name} is not one that this version reads")
+  if columns["width"].min() < 0 or columns["height"].min() < 0:
+    raise ValueError("it has sizes below 0")
   if not table.keys:
     sample = stat_sample(table)
     lengths = {number: min(each.st_size, _MOST_BYTES) for number, each in sample.items()}

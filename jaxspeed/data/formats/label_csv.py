@@ -112,12 +112,13 @@ def _read(
   """
   text = read_text(path).split("\n")
   first = next((number for number, line in enumerate(text) if line.strip()), 0)
-  separator, header, places = _header(path, text[first], wanted)
-  reader = csv.reader(text[first + 1 :], delimiter=separator, strict=True, skipinitialspace=True)
-  # Columns, because Python's collector would visit a million rows again and again.
-  columns, lines, line = {key: list[str]() for key in places}, list[int](), first + 1
+  lines, line = list[int](), first
   quotes = "close its double quotes, and write two of them for one inside a value."
   try:
+    separator, header, places = _header(path, text[first], wanted)
+    reader = csv.reader(text[first + 1 :], delimiter=separator, strict=True, skipinitialspace=True)
+    # Columns, because Python's collector would visit a million rows again and again.
+    columns, line = {key: list[str]() for key in places}, first + 1
     for row in reader:
       line += 1
       if (end := first + 1 + reader.line_num) > line:  # it would swallow images in silence

@@ -74,8 +74,10 @@ def refuse_pickled(path: pathlib.Path, names: Iterable[str]) -> None:
     )
 
 
-def read_cifar(path: pathlib.Path) -> Arrays:
+def read_cifar(path: pathlib.Path, name: str = "") -> Arrays:
   """Read the binary files of a folder, or of the official .tar.gz, which is not extracted.
+
+  Of CIFAR-10 and 100, prefer `name`.
 
   Raises:
     UserError: a file is missing or has the wrong size; or it is not an archive, or is cut off.
@@ -88,8 +90,9 @@ def read_cifar(path: pathlib.Path) -> Arrays:
         contents[file] = stream.read(_MOST_BYTES)
   else:
     contents = _from_archive(path, known)
-  # Where there is neither, the message on CIFAR-10's first file.
-  layout = max(LAYOUTS, key=lambda each: len(each.records.keys() & contents.keys()))
+  # Where there is neither, the message on the first file of the one that is preferred.
+  layouts = sorted(LAYOUTS, key=lambda each: each.name != name)
+  layout = next((each for each in layouts if each.records.keys() & contents.keys()), layouts[0])
   parts = list[tuple[np.ndarray, np.ndarray]]()
   for file, records in layout.records.items():
     content, begin = contents.get(file, b""), layout.label_bytes

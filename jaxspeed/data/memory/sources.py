@@ -111,7 +111,7 @@ def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -
     return _through_cache(path, cache, read_cifar)
   if path.is_dir():
     if found := find_cifar(path, name):
-      return read_cifar(found)
+      return read_cifar(found, name)
     if version := find_tfds(path, name):
       return _read_tfds(version, cache, tune)
     if any((folder / "images.npy").exists() for folder in (path, path / "train")):

@@ -111,11 +111,17 @@ def follow(
   began = time.perf_counter()
   root = pathlib.Path(source.root).absolute()
   made = Prepared(kind, root.as_uri(), tuple(flags), len(source.names), digest_of(source.names))
+  for folder in folders:
+    inner, outer = folder.resolve(), root.resolve()
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+      raise UserError(
+        f"{folder} lies inside {root}, whose images are read, or holds it: name another folder."
+      )
   done = read = newest = 0
   found = [*broken]
   try:
     with locked_folder(folders[0].parent):
-      outdated = [path for folder in folders for path in _outdated(folder, root, made)]
+      outdated = [path for folder in folders for path in _outdated(folder, made)]
       for path in outdated:
         path.unlink()
       for folder in folders:
@@ -140,18 +146,13 @@ def follow(
   return Done(done - len(found), read, found, seconds, indices, source.notes)
 
 
-def _outdated(folder: pathlib.Path, source: pathlib.Path, made: Prepared) -> Iterator[pathlib.Path]:
+def _outdated(folder: pathlib.Path, made: Prepared) -> Iterator[pathlib.Path]:
   """Yield what a kill left of files in a folder, and shards of other images.
 
   Raises:
-    UserError: the folder and the source are one in the other; or its files have another source or
-      other flags than `made`, or `prepare` did not write them.
+    UserError: its files have another source or other flags than `made`, or `prepare` did not write
+      them.
   """
-  inner, outer = folder.resolve(), source.resolve()
-  if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-    raise UserError(
-      f"{folder} lies inside {source}, whose images are read, or holds it: name another folder."
-    )
   yield from folder.rglob(f"{TEMPORARY}*")
   stored = read_prepared(folder)
   if stored is None:

@@ -186,7 +186,7 @@ def flipped(content):
 # Columns of an index that a stranger or another version has written.
 FORGED = {
   "length": (lambda a: a.astype(np.int64), lambda a: a[:-1], lambda a: -a),
-  "width": (lambda a: a.astype(str),),
+  "width": (lambda a: a.astype(str), lambda a: -a),
   "names": (lambda a: a[:0], lambda a: np.zeros(3, "i4,f8"), lambda a: np.array("x")),
   "stats": (lambda a: a.astype(np.int32), lambda a: np.array("x")),
 }
@@ -200,7 +200,7 @@ FORGED = {
     ("val/bee/8.jpg", lambda content: encoded(9, 9), "other files"),
     ("train/bee/0.jpg", lambda content: encoded(11, 99), "1 of 10 sampled images have changed"),
     *[
-      (column, forge, "column|other files|changed")
+      (column, forge, "column|other files|changed|sizes below 0")
       for column, forges in FORGED.items()
       for forge in forges
     ],

@@ -91,6 +91,7 @@ def test_splits(read):
     ("file,label\na\n", "line 2: the header names 2 columns, and this line has 1"),
     ("file,label\na;cat\n", "line 2: .* has 1: write ',' between columns"),
     ('file,label\na,x\nb,"x\nc,y"\n', "line 3, ends in line 4 by its double quotes: close"),
+    ("x" * 200_000, "line 1, cannot be read as CSV .field larger"),
     ('file,label\n"a,cat\n', "line 2, cannot be read as CSV .*close its double quotes"),
     ('file,label\n"a"b,cat\n', "line 2, cannot be read as CSV"),
     ("file,label\na,cat\n./a,cat\n", "lines 2 and 3, both name 'a': list each image once"),

@@ -82,6 +82,15 @@ def test_links_in_an_archive_are_not_followed(tmp_path, small):
     read_cifar(path)
 
 
+def test_of_two_sets_in_a_folder_that_of_the_config_is_read(tmp_path, small):
+  tiny_sets.write_cifar10(tmp_path / "c", RECORDS)
+  write_cifar100(tmp_path / "d")
+  for file in (tmp_path / "d").iterdir():
+    file.rename(tmp_path / "c" / file.name)
+  for name, title in (("cifar100", "CIFAR-100"), ("cifar10", "CIFAR-10"), ("", "CIFAR-10")):
+    assert read_cifar(tmp_path / "c", name).source.startswith(f"{title}, ")
+
+
 def test_the_set_of_the_config_is_found_first(tmp_path, small):
   of_10, of_100 = tmp_path / "cifar-10-batches-bin", tmp_path / "cifar-100-binary"
   tiny_sets.write_cifar10(of_10, RECORDS)
