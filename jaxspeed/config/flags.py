@@ -19,7 +19,7 @@ from jaxspeed.config.schema import COMMON, leaves
 from jaxspeed.errors import DONE, FAULT, INTERRUPTED, MISTAKE, UserError, printable
 
 # The commands whose first argument may be a recipe.
-_OF_RECIPES = ("train", "plan")
+_OF_RECIPES = ("train", "plan", "scaling")
 _FIELD = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
@@ -46,7 +46,7 @@ class ConfigFlag:
         self.value = with_overrides(self.recipe, self.overrides)
         check_effects(self.value, self.overrides, command=command)
     elif command in _OF_RECIPES and not flags.FLAGS["help"].value:
-      raise UserError(f"name the recipe to {command}, as in: jaxspeed {command} quickstart.")
+      raise UserError(f"name the recipe, as in: jaxspeed {command} quickstart.")
     elif self.overrides and command != "evaluate":  # which has a run's config
       field = next(iter(self.overrides))
       raise UserError(f"--config.{field} changes a recipe: name it with --config=NAME.")

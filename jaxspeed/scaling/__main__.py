@@ -33,7 +33,7 @@ def main() -> None:
     command_line.nothing_left(arguments)
     command.run(config_flag.value, given)
 
-  command_line.run(run)
+  command_line.run(run, command="scaling")
 
 
 if __name__ == "__main__":

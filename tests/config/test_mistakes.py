@@ -77,7 +77,7 @@ plan quickstart --devices=3 => does not divide over 3 devices
 plan quickstart --epochs=3 => --epochs is not a flag (did you mean --config.epochs?); see --help for the flags.
 plan quickstart --confi=x => --confi is not a flag (did you mean --config?); see --help for the flags.
 plan quickstart epochs=3 => 'epochs=3' is not a flag; see --help for the flags.
-plan => name the recipe to plan, as in: jaxspeed plan quickstart.
+plan => name the recipe, as in: jaxspeed plan quickstart.
 plan quikstart => quikstart: there is no such recipe or file: did you mean quickstart?
 plan cifar10_resnet9:roof => there is no variant 'roof' of cifar10_resnet9: choose one of baseline,
 predict run a.png --config.data.mean=() => --config.data.mean changes a recipe: name it with --config=NAME.
@@ -85,7 +85,7 @@ plan imagenet_lars:4096 --config.data.image_size=8192 => config.batch_size=4096 
 train quickstart --config.batch_size=5000 => config.batch_size=5000 is larger than the training set
 train quickstart --workdir=run/config.json => run/config.json cannot be created
 train quickstart --config.name= => --workdir=None: name a folder, or set --config.name for runs/NAME.
-scaling --config=imagenet_lars:4096 --devices=eight => --devices=eight: give numbers from 1 to 1,000,000
+scaling imagenet_lars:4096 --devices=eight => --devices=eight: give numbers from 1 to 1,000,000
 scaling --config=imagenet_lars:4096 --step-ms=inf => flag --step-ms=inf: inf is not a number in the range [0.001, 1000000000.0]
 scaling --config=imagenet_lars:4096 --config.data.path=/x => reads no images, it uses config.data.train
 evaluate => --workdir is missing: name the folder of a run
