@@ -122,17 +122,25 @@ def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any
   return tf.reshape(turned, [shape[0], shape[1], 3])
 
 
-def crop(tf: Any, encoded: Any, *window: Any, mixed: bool, antialias: bool, fills: bool) -> Any:
+def crop(
+  tf: Any,
+  encoded: Any,
+  *window: Any,
+  mixed: bool,
+  antialias: bool,
+  filled: tuple[int, int] | None = None,
+) -> Any:
   """Decode a box of an image, resize it, and crop or pad it to uint8 [*shape, 3].
 
-  The window is the box, the scale and translation to the shape, the shape, and the decoder; all of
-  the result is of the box if it `fills` it.
+  The window is the box, the scale and translation to the shape, the shape, and the decoder. If
+  boxes fill their results, `filled` is the shape of all of them.
   """
   box, scale, translation, shape, decoder = window
+  shape = filled or shape
   part = _decode(tf, encoded, box, decoder, mixed=mixed)
   if antialias:
     return _resize(tf, part, scale, translation, shape)
-  if fills:
+  if filled:
     resized = tf.raw_ops.ResizeBilinear(
       images=tf.expand_dims(part, 0), size=shape, half_pixel_centers=True
     )
