@@ -54,9 +54,7 @@ def split_by_digest(
   label = np.asarray(labels)
   if share == 1:
     return np.arange(len(label)), np.arange(len(label))
-  if len(label) < 2:
-    raise UserError(f"{where} has {len(label)} image, too few to hold one out.")
-  order = np.argsort(label, kind="stable")
+  order = np.argsort(label, kind="stable").astype(np.int32)  # of 14 million, 50 MB less
   classes = np.split(order, np.flatnonzero(np.diff(label[order])) + 1)
   digest = np.fromiter(digests, "S8", len(label)).view("<u8")
   held_out = np.zeros(len(label), bool)
@@ -66,7 +64,7 @@ def split_by_digest(
       held_out[rows[np.argsort(digest[rows], kind="stable")[:count]]] = True
   if not held_out.any():
     raise UserError(
-      f"{where} has one image of each class, so none can be held out for evaluation: add images, "
+      f"{where} has no two images of a class, so none can be held out for evaluation: add images, "
       "or check that its labels are classes."
     )
   return np.flatnonzero(~held_out), np.flatnonzero(held_out)

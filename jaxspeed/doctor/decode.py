@@ -73,7 +73,7 @@ def sample(root: pathlib.Path) -> Iterator[bytes]:
     table = list_tfds(shards, evaluation=False)
     path = table.full_path(0)
     for record in read_records(np.memmap(path, np.uint8, "r"), path):
-      yield parse_example(bytes(record), table.keys).image
+      yield parse_example(bytes(record), table.keys, path).image
     return
   for folder, folders, files in os.walk(root):
     folders[:] = sorted(name for name in folders if not name.startswith("."))

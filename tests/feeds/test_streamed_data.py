@@ -36,18 +36,6 @@ def test_too_many_headers_that_cannot_be_read_are_told_before_anything_is_compil
   assert open_data(config).counts[0] == {0: 40}
 
 
-def test_images_smaller_than_the_crop_are_counted(places):
-  (note,) = open_data(toy_stream(*places, **{"phases.image_size": (16, 42)})).notes
-  # Short sides are 40 to 44 pixels by the image's number.
-  assert note == "16 training images are smaller than 42 px and are enlarged"
-  sizes = {"phases.image_size": (40, 96), "data.image_size": 96}
-  (note,) = open_data(toy_stream(*places, **sizes)).notes
-  assert note == (
-    "40 training images are smaller than 96 px and are enlarged; these are most: train at about "
-    "their own size, which is faster"
-  )
-
-
 def test_the_classes_on_the_disk_decide(places, tmp_path):
   config = toy_stream(*places, **{"data.classes": 1000, "target_metric": "top5"})
   data = open_data(config, follow=FOLLOWING)

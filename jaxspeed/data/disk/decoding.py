@@ -137,10 +137,8 @@ class Stream(Iterator[Batch], abc.ABC):
         # Memoryviews avoid the copy that .numpy() makes.
         image, sound = (np.asarray(memoryview(each)) for each in next(self._batches))
       except (self._tf.errors.OpError, StopIteration) as error:
-        if self._failure:
-          raise self._failure from error
-        if self._tolerant:
-          raise UserError(f"images could not be decoded: {error}") from error
+        if self._failure or self._tolerant:
+          raise self._failure or UserError(f"images could not be decoded: {error}") from error
         self._tolerant = True
         self._start()
         continue
@@ -200,7 +198,7 @@ class Stream(Iterator[Batch], abc.ABC):
 
     @graph
     def decode(*element: Any) -> tuple[Any, Any]:
-      how = dict(mixed=self._mixed, antialias=self._antialias, filled=shape)
+      how: dict[str, Any] = dict(mixed=self._mixed, antialias=self._antialias, filled=shape)
       return crop(tf, *element, **how), tf.constant(True)
 
     @graph
@@ -242,12 +240,12 @@ class Stream(Iterator[Batch], abc.ABC):
         pending.append(request)
         for first in range(0, self._batch, chunk):
           rows = slice(first, first + chunk)
-          windows = [window[rows] for window in request.windows]
-          yield Part((epoch, (place + first) // self._window), request.used[rows], windows)
+          window = epoch, (place + first) // self._window
+          yield window, request.used[rows], *[each[rows] for each in request.windows]
 
     try:
-      for part, images in self._reader.in_order(parts()):
-        yield np.array(images, object), *part.arrays
+      for (_, _, *windows), images in self._reader.in_order(parts()):
+        yield np.array(images, object), *windows
     except Exception as error:
       self._failure = error  # TensorFlow turns it into text
       raise

@@ -127,11 +127,9 @@ def _stored(table: Table, path: pathlib.Path) -> Columns:
   if columns["width"].min() < 0 or columns["height"].min() < 0:
     raise ValueError("it has sizes below 0")
   if not table.keys:
-    sample = stat_sample(table)
-    lengths = {number: min(each.st_size, _MOST_BYTES) for number, each in sample.items()}
-    changed = [number for number, length in lengths.items() if length != columns["length"][number]]
-    if changed:
-      raise ValueError(f"{len(changed):,} of {len(sample):,} sampled images have changed")
+    sample, length = stat_sample(table), columns["length"]
+    if changed := sum(min(each.st_size, _MOST_BYTES) != length[i] for i, each in sample.items()):
+      raise ValueError(f"{changed:,} of {len(sample):,} sampled images have changed")
   return columns
 
 
@@ -267,7 +265,7 @@ def _header(file: BinaryIO) -> tuple[int, int, int]:
   try:
     with pixels.open_image(file) as image:
       width, height, orientation = pixels.header_of(image)
-      return width, height, pixels.decoder_of(file, orientation)
+      return width, height, pixels.decoder_of(image, orientation)
   # Parsers raise almost anything on a damaged header; a decompression bomb counts as one.
   except Exception as error:
     if isinstance(error, OSError) and error.errno is not None:

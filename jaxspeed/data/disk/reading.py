@@ -8,9 +8,10 @@ that mixes `chunks_of` shards within a window, as that of training does, reads m
 import collections
 import functools
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -50,12 +51,8 @@ def window_of(table: Table, threads: int) -> int:
   return max(int(_WINDOW_BYTES / max(table.length.mean(), 1)), 1)
 
 
-class Part(NamedTuple):
-  """Images that are used together: their window, their numbers, and arrays with a row of each."""
-
-  window: Hashable
-  numbers: Int64[np.ndarray, "n"]
-  arrays: Sequence[np.ndarray] = ()
+# Images that are used together: their window, their numbers, and perhaps arrays with a row of each.
+Part = tuple[Any, ...]
 
 
 class ReadAhead:
@@ -75,7 +72,7 @@ class ReadAhead:
   def in_order(self, parts: Iterator[Part]) -> Iterator[tuple[Part, list[bytes]]]:
     """Yield each part with its images, while those of the next window are read."""
     under_way: collections.deque[Iterator[tuple[Part, list[bytes]]]] = collections.deque()
-    for _, window in itertools.groupby(parts, key=lambda part: part.window):
+    for _, window in itertools.groupby(parts, key=operator.itemgetter(0)):
       under_way.append(self._read([*window]))
       if len(under_way) > 1:
         yield from under_way.popleft()
@@ -89,7 +86,7 @@ class ReadAhead:
 
   def _read(self, parts: Sequence[Part]) -> Iterator[tuple[Part, list[bytes]]]:
     """Begin to read a window; return an iterator of its parts with their images."""
-    numbers = np.concatenate([part.numbers for part in parts])
+    numbers = np.concatenate([part[1] for part in parts])
     found: dict[int, tuple[Future[list[bytes]], int]] = {}
     for places in self._together(numbers):
       future = _threads(self._threads).submit(self._do, numbers[places])
@@ -100,7 +97,7 @@ class ReadAhead:
       future, i = found.pop(next(place))
       return future.result()[i]
 
-    return ((part, [take() for _ in part.numbers]) for part in parts)
+    return ((part, [take() for _ in part[1]]) for part in parts)
 
   def _together(self, numbers: Int64[np.ndarray, "n"]) -> list[Int64[np.ndarray, "_"]]:
     """Return the places in `numbers` of the images of each read."""

@@ -68,15 +68,18 @@ def choose_shapes(
     batch: global batch size, as for `batches`.
   """
   found = np.zeros((len(width), 2), np.int32)
-  whole = np.flatnonzero(_is_whole(width, height))
+  whole = np.flatnonzero((width > 0) & (height > 0))
   if not whole.size:
     return found
   order = whole[np.argsort(width[whole] / height[whole], kind="stable")]
-  long_side = int(longest * short_side)
-  images = _on_line(
-    width[order], height[order], short_side=short_side, long_side=long_side, resize=resize
-  )
-  places = _places(images.ideal, short_side, multiple, long_side)
+  images = _on_line(width[order], height[order], short_side, resize, longest)
+  # The places of all useful shapes: at most one a side is beyond all ideals.
+  nearest = short_side + multiple - short_side % multiple
+  beyond = np.arange(nearest, int(longest * short_side) + 1, multiple) - short_side
+  places = np.concatenate([-beyond[::-1], [0], beyond])
+  below = np.searchsorted(places, images.ideal[0], "right") - 1
+  above = np.searchsorted(places, images.ideal[-1], "left")
+  places = places[max(below, 0) : above + 1]
   edges = _edges(images, places, batch)
   cost, place_of = _run_costs(images, places, edges, short_side=short_side, batch=batch)
   for first, last in _best_runs(cost, limit):
@@ -90,7 +93,7 @@ def square(
   width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"], size: int
 ) -> Int32[np.ndarray, "n 2"]:
   """Give every image the same square, as ordinary validation with centre crops does."""
-  return np.where(_is_whole(width, height)[:, None], size, 0).repeat(2, 1).astype(np.int32)
+  return np.where((width > 0) & (height > 0), size, 0).astype(np.int32)[:, None].repeat(2, 1)
 
 
 def batches(shapes: Int32[np.ndarray, "n 2"], batch_size: int) -> list[EvalBatch]:
@@ -118,17 +121,12 @@ class _OnLine(NamedTuple):
   highest: Int64[np.ndarray, "n"]  # ... to here are no longer than the resized image
 
 
-def _is_whole(width: Int[np.ndarray, "n"], height: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
-  return (width > 0) & (height > 0)
-
-
 def _on_line(
   width: Int[np.ndarray, "n"],
   height: Int[np.ndarray, "n"],
-  *,
   short_side: int,
-  long_side: int,
   resize: int,
+  longest: float,
 ) -> _OnLine:
   width, height = width.astype(np.int64), height.astype(np.int64)
 
@@ -137,24 +135,12 @@ def _on_line(
     return np.maximum(side * of // other, side)
 
   ideal = resized(short_side, width, height) - resized(short_side, height, width)
-  farthest = long_side - short_side
+  farthest = int(longest * short_side) - short_side
   return _OnLine(
     ideal=np.clip(ideal, -farthest, farthest),
     lowest=short_side - resized(resize, height, width),
     highest=resized(resize, width, height) - short_side,
   )
-
-
-def _places(
-  ideal: Int64[np.ndarray, "n"], short_side: int, multiple: int, long_side: int
-) -> Int64[np.ndarray, "c"]:
-  """Return the places of all useful shapes, ascending; at most one a side is beyond all ideals."""
-  first = short_side + multiple - short_side % multiple
-  beyond = np.arange(first, long_side + 1, multiple) - short_side
-  places = np.concatenate([-beyond[::-1], [0], beyond])
-  below = np.searchsorted(places, ideal.min(), "right") - 1
-  above = np.searchsorted(places, ideal.max(), "left")
-  return places[max(below, 0) : above + 1]
 
 
 def _edges(images: _OnLine, places: Int64[np.ndarray, "c"], batch: int) -> Int64[np.ndarray, "e"]:
@@ -170,11 +156,9 @@ def _edges(images: _OnLine, places: Int64[np.ndarray, "c"], batch: int) -> Int64
   if batch > 1:
     # About 128 from each end: choosing shapes for 50,000 images takes a few tenths of a second.
     spacing = max(1, n // 128)
-    if batch > spacing:
-      parts = batch // spacing
-      counted = np.arange(n * parts // batch + 1) * batch // parts
-    else:
-      counted = np.arange(0, n, spacing // batch * batch)
+    # Whole batches, or equal parts of one.
+    batches, parts = max(1, spacing // batch), max(1, batch // spacing)
+    counted = np.arange(n * parts // (batches * batch) + 1) * batches * batch // parts
     found += [counted, n - counted]
   return np.unique(np.concatenate(found))
 

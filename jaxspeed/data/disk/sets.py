@@ -11,8 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxspeed.data.disk.index import Show
 from jaxspeed.data.disk.sources import ImageSet, open_images
-from jaxspeed.data.hold_out import require_trained
-from jaxspeed.data.table import Table, fingerprint, noise_table
+from jaxspeed.data.table import fingerprint, noise_table
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded
 from jaxspeed.planning.plan import Phase
@@ -115,7 +114,6 @@ def open_sets(
       options = dict(name=data.name, cache=data.cache, share=data.hold_out)
       opened[path] = open_images(path=path, show=show, tune=tune, **options)
     found = sets[side] = opened[path]
-    require_trained(found.train.label, found.eval.label, found.train.class_names, path or data.name)
     notes += found.train.notes
   names = {each.train.class_names for each in sets.values()}
   if len(names) > 1:
@@ -123,8 +121,6 @@ def open_sets(
       f"{data.path} and its resized copies have different classes: make the copies again with "
       "python -m jaxspeed.prepare resize."
     )
-  for side, size in dict.fromkeys((phase.copies, phase.image_size) for phase in phases):
-    notes += _small_images(sets[side].train, size)
   (classes,) = names
   where = data.path or data.name
   if len(classes) < 2:
@@ -135,14 +131,3 @@ def open_sets(
       f"set --config.data.classes={len(classes)}, or leave that field out."
     )
   return ImageSets(sets, tuple(dict.fromkeys(notes)))  # those of copies say the same
-
-
-def _small_images(split: Table, size: int) -> list[str]:
-  """Return a note about training images that are smaller than crops of `size` pixels, if any."""
-  count = np.count_nonzero((split.width > 0) & ((split.width < size) | (split.height < size)))
-  if not count:
-    return []
-  note = f"{count:,} training images are smaller than {size} px and are enlarged"
-  if 2 * count > len(split):
-    note += "; these are most: train at about their own size, which is faster"
-  return [note]

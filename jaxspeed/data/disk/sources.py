@@ -19,13 +19,7 @@ import numpy as np
 
 from jaxspeed.data import remote
 from jaxspeed.data.disk.index import Show, open_table, stat_sample
-from jaxspeed.data.disk.prepared import (
-  Prepared,
-  digest_of,
-  mending,
-  read_prepared,
-  refuse_half_made,
-)
+from jaxspeed.data.disk.prepared import digest_of, mending, read_prepared, refuse_half_made
 from jaxspeed.data.formats.class_names import check_labels, read_class_names
 from jaxspeed.data.formats.folders import (
   choose_splits,
@@ -37,9 +31,14 @@ from jaxspeed.data.formats.folders import (
 )
 from jaxspeed.data.formats.label_csv import is_csv, read_csv
 from jaxspeed.data.formats.npz import DEFAULT_CACHE
-from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfrecord import find_tfds, list_tfds, prepare_with_tfds
-from jaxspeed.data.hold_out import TENTH, hold_out_line, single_image_note, split_by_digest
+from jaxspeed.data.hold_out import (
+  TENTH,
+  hold_out_line,
+  require_trained,
+  single_image_note,
+  split_by_digest,
+)
 from jaxspeed.data.table import Names, Table
 from jaxspeed.errors import UserError, printable, some
 from jaxspeed.files import expanded
@@ -82,7 +81,8 @@ def open_images(
 
   Raises:
     UserError: `path` holds no readable data set, or a damaged or incomplete one, or copies or
-      shards that do not fit their originals; or there are too few images to hold a share out.
+      shards that do not fit their originals; or there are too few images to hold a share out, or
+      to train on.
   """
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
   with readable(path or name):
@@ -95,15 +95,10 @@ def open_images(
   train = evaluation = table.take(slice(table.train))
   if not tune and table.train is not None:
     evaluation = table.take(slice(table.train, None))
-  for each in (train, evaluation):
-    if not each.width.any():
-      raise UserError(
-        f"none of the {len(each)} images of {each.root} has a header that can be read (the first "
-        f"is {each.name(0)}): images are {', '.join(FORMATS)} files, and these may be damaged."
-      )
   found = ImageSet(train, evaluation)
   for evaluated_on in ["held-out"] * (table.train is None) + ["validation"] * tune:
     found = _hold_out(found.train, share, evaluated_on)
+  require_trained(found.train.label, found.eval.label, table.class_names, path or name)
   return found
 
 
@@ -126,10 +121,10 @@ def class_names_of(*, name: str, path: str, cache: str = "") -> tuple[str, ...]:
     UserError: as in `open_images`.
   """
   root = expanded(path, "config.data.path")
-  if any((root / part / "images.npy").exists() for part in ("", "train")):
-    return read_class_names(root / "classes.txt")
   folder = expanded(cache or DEFAULT_CACHE, "config.data.cache")
   with readable(path):
+    if any((root / part / "images.npy").exists() for part in ("", "train")):
+      return read_class_names(root / "classes.txt")
     return _find(name, path, folder, tune=True).class_names
 
 
@@ -175,26 +170,16 @@ def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Ta
     )
   numbers: dict[str, int] = {}
   # One string that grows where it is: parts put together at the end would take twice the memory.
-  names, images_of = bytearray(), list[tuple[int, int]]()
+  names, images_of = bytearray(), list[tuple[int, int, bool]]()
   for split in splits:
-    unknown = []
     for each, images in list_classes(root / split, others):
-      if split == splits[0]:
-        numbers[each] = len(numbers)
-      elif each not in numbers:
-        unknown.append(f"{each}: {len(images):,}")
-        continue
       folder = os.path.join(split, each, "")
       names += os.fsencode("".join(f"{folder}{file}\0" for file in images))
-      images_of.append((numbers[each], len(images)))
-    if unknown:
-      raise UserError(
-        f"{root / split} has images of classes that train/ lacks ({some(unknown, 3)}): both name "
-        "their classes alike."
-      )
+      number = numbers.setdefault(each, len(numbers))
+      images_of.append((number, len(images), split == splits[0]))
   # Folders of copies are named by a number.
   title = printable(f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name)
-  labels, counts = np.array(images_of, np.int32).T
+  labels, counts, is_train = np.array(images_of, np.int32).T
   return Table(
     root=str(root),
     names=Names(np.frombuffer(names, np.uint8)),
@@ -204,12 +189,12 @@ def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Ta
     source=f"{title}: {what}",
     notes=left_out(others),
     place=root,
-    train=int(counts[: len(numbers)].sum()) if found else None,
+    train=int(counts @ is_train) if found else None,
   )
 
 
 def _require_fitting(table: Table) -> None:
-  """Compare copies or shards with their originals, then these with theirs: shards may hold copies.
+  """Compare copies or shards with what was written, and with their originals.
 
   Originals that are not on this machine are not compared; an empty folder counts as missing,
   because a disk may not be mounted there.
@@ -218,40 +203,33 @@ def _require_fitting(table: Table) -> None:
     UserError: there are more or fewer than were written, or they do not fit their originals.
   """
   folder, made = table.place, read_prepared(table.place)
-  for found, written in zip(table.counts, made.images if made else (), strict=False):
-    if made and found not in (written, 0):  # 0: it is not listed, to tune
+  if made is None:
+    return
+  for found, written in zip(table.counts, made.images, strict=False):
+    if found not in (written, 0):  # 0: it is not listed, to tune
       raise UserError(
         f"{folder} holds {found:,} images of a split in which {written:,} were written: run "
         f"{mending(folder, made)}."
       )
-  for _ in ("shards", "copies"):
-    if made is None:
+  root = pathlib.Path(made.source)
+  with readable(root, "originals are"):
+    if not root.is_dir() or not list_folder(root).folders:
       return
-    root = pathlib.Path(made.source)
-    with readable(root, "originals are"):
-      if not root.is_dir() or not list_folder(root).folders:
-        return
-      difference = _difference(made, root)
-    if difference:
-      raise UserError(
-        f"{folder} does not fit the images in {root}: {difference}; run {mending(folder, made)}."
-      )
-    folder, made = root, read_prepared(root)
-
-
-def _difference(made: Prepared, root: pathlib.Path) -> str:
-  """Return how the originals differ from those that a folder was made from, or ''."""
-  table = list_images(root)
-  if len(table.names) != made.originals:
-    return f"there were {made.originals:,} then, and now {len(table.names):,}"
-  if digest_of(table.names) != made.digest:
-    return "there were images of other names"
-  sample = stat_sample(table)
+    originals = list_images(root)
+    sample = stat_sample(originals)
   changed = [number for number, each in sample.items() if each.st_mtime_ns > made.newest]
-  if not changed:
-    return ""
-  named = some(sorted(map(table.name, changed)), 3)
-  return f"{len(changed):,} of {len(sample):,} sampled images have changed ({named})"
+  if len(originals.names) != made.originals:
+    difference = f"there were {made.originals:,} then, and now {len(originals.names):,}"
+  elif digest_of(originals.names) != made.digest:
+    difference = "there were images of other names"
+  elif changed:
+    named = some(sorted(map(originals.name, changed)), 3)
+    difference = f"{len(changed):,} of {len(sample):,} sampled images have changed ({named})"
+  else:
+    return
+  raise UserError(
+    f"{folder} does not fit the images in {root}: {difference}; run {mending(folder, made)}."
+  )
 
 
 def _checked_names(table: Table) -> tuple[str, ...]:

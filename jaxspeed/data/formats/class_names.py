@@ -1,5 +1,6 @@
 """Names of classes: reading a user's list of lines, storing and checking a run's list."""
 
+import io
 import itertools
 import pathlib
 import unicodedata
@@ -21,34 +22,26 @@ def read_text(path: pathlib.Path) -> str:
     OSError: it cannot be read.
   """
   with open_regular(path) as file:
-    content = file.read()
-  wrong, text = content.find(b"\0"), ""
-  try:
-    text = content.decode("utf-8-sig")
-  except UnicodeDecodeError as error:
-    wrong = error.start
-  if wrong >= 0:
-    line = content.count(b"\n", 0, wrong) + 1
-    raise UserError(
-      f"{path}, line {line}, is not UTF-8: save it as plain text in UTF-8, not as a spreadsheet."
-    )
-  return text.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+      text = io.TextIOWrapper(file, "utf-8-sig").read()
+    except UnicodeDecodeError:
+      text = "\0"
+  if "\0" in text:
+    raise UserError(f"{path} is not UTF-8: save it as plain text in UTF-8, not as a spreadsheet.")
+  return text
 
 
 def read_class_names(path: pathlib.Path) -> tuple[str, ...]:
   """Read the names in a text file, one on each line; () where the file is missing.
 
   Raises:
-    UserError: the file cannot be read or is not UTF-8; a line is empty, has a tab or occurs twice.
+    UserError: the file is not UTF-8; a line is empty, has a tab or occurs twice.
+    OSError: it cannot be read.
   """
   try:
     lines = [line.strip(" ") for line in read_text(path).rstrip("\n ").split("\n")]
   except FileNotFoundError:
     return ()
-  except OSError as error:
-    raise UserError(
-      f"{path} cannot be read ({error.strerror or error}): make it readable."
-    ) from error
   if wrong := [number for number, line in enumerate(lines, 1) if not line or "\t" in line]:
     raise UserError(
       f"{path}, line {wrong[0]}, is empty or has a tab: write the name of a class on each line."

@@ -27,7 +27,6 @@ _COLUMNS = {
   "label": ("label", "class"),
   "split": ("split",),
 }
-_SPLITS = {"training": "train", "valid": "val"} | {each: each for each in SPLITS}
 _SEPARATORS = ",;\t"
 _SHOWN, _LONGEST = 3, 100  # names in a message, and characters of each
 
@@ -52,12 +51,10 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Table:
   """
   columns, lines, others = _read(path, tuple(_COLUMNS))
   files, labels = [*map(os.path.normpath, columns["file"])], columns["label"]
-  # A name may also be the whole path of a file below the list's folder.
-  prefix = f"{path.parent}{os.sep}"
-  places = [name.removeprefix(prefix) for name in files]
-  if len(set(places)) < len(places):
-    pairs = itertools.pairwise(sorted(range(len(places)), key=places.__getitem__))
-    one, other = next((one, other) for one, other in pairs if places[one] == places[other])
+  order = np.array(sorted(range(len(files)), key=files.__getitem__))
+  if len(set(files)) < len(files):
+    pairs = itertools.pairwise(order.tolist())
+    one, other = next((one, other) for one, other in pairs if files[one] == files[other])
     raise UserError(
       f"{path}, lines {lines[one]} and {lines[other]}, both name {_quoted(files[one])}: list each "
       "image once, with one label and in one split."
@@ -65,11 +62,16 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Table:
   source, notes = printable(path.name), tuple[str, ...]()
   train: int | None = None
   if others:
-    notes = (f"columns of {source} that are not read: {some([*map(_short, others)], _SHOWN)}",)
+    named = some([printable(each)[:_LONGEST] for each in others], _SHOWN)
+    notes = (f"columns of {source} that are not read: {named}",)
   used = np.ones(len(files), bool)
-  order = np.array(sorted(range(len(files)), key=files.__getitem__))
   if "split" in columns:
-    splits = np.array(_splits(path, columns["split"], lines))
+    splits = np.array([each.lower() for each in columns["split"]])
+    if len(unknown := np.flatnonzero(~np.isin(splits, SPLITS))):
+      raise UserError(
+        f"{path}, line {lines[unknown[0]]}: the split is {_quoted(columns['split'][unknown[0]])}: "
+        "write train, val or test."
+      )
     chosen = choose_splits({*splits.tolist()}, path, evaluation=not tune)
     source += f": split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
     parts = [order[splits[order] == each] for each in chosen]
@@ -165,16 +167,6 @@ def _header(
   )
 
 
-def _splits(path: pathlib.Path, column: Sequence[str], lines: Sequence[int]) -> list[str]:
-  known = [_SPLITS.get(each.lower(), "") for each in column]
-  if "" in known:
-    row = known.index("")
-    raise UserError(
-      f"{path}, line {lines[row]}: the split is {_quoted(column[row])}: write train, val or test."
-    )
-  return known
-
-
 def _classes(path: pathlib.Path, names: set[str]) -> tuple[str, ...]:
   """Return the names of the classes, sorted, as numbers if all are integers."""
   try:
@@ -189,8 +181,4 @@ def _classes(path: pathlib.Path, names: set[str]) -> tuple[str, ...]:
 
 
 def _quoted(text: str) -> str:
-  return f"'{_short(text)}'"
-
-
-def _short(text: str) -> str:
-  return printable(text)[:_LONGEST]
+  return f"'{printable(text)[:_LONGEST]}'"

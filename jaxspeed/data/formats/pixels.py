@@ -1,8 +1,8 @@
 """Size, rotation and 8-bit pixels of images as Pillow reads them, for every command.
 
     with open_image(file) as image:
-      header = header_of(image)
-      pixels = upright(load(image), header.orientation)
+      width, height, orientation = header_of(image)
+      pixels = upright(load(image), orientation)
 
 In training, TensorFlow's graph decodes JPEG, PNG and GIF to the same pixels, and calls `decode` for
 other formats. Transparency is dropped. 16-bit grey keeps its upper 8 bits, as 16-bit colours do in
@@ -12,7 +12,7 @@ both libraries. A rotation or reflection in the EXIF header is applied.
 import contextlib
 import io
 import warnings
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import UInt8
@@ -29,7 +29,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 # What decodes an image's pixels in training. TensorFlow decodes a BMP's palette as grey, and some
 # BMPs not at all.
 JPEG, TENSORFLOW, PILLOW = range(3)
-_SIGNATURES = {b"\xff\xd8\xff": JPEG, b"\x89PNG\r\n\x1a\n": TENSORFLOW, b"GIF8": TENSORFLOW}
+_DECODERS = {"JPEG": JPEG, "MPO": JPEG, "PNG": TENSORFLOW, "GIF": TENSORFLOW}  # by Pillow's format
 
 _ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101  # tags of TIFF, and so of EXIF
 # The turns by EXIF orientation, from 2 on; those from 5 on swap rows and columns.
@@ -42,14 +42,6 @@ _TURNS = (
   Image.Transpose.TRANSVERSE,
   Image.Transpose.ROTATE_90,
 )
-
-
-class Header(NamedTuple):
-  """An image's size as shown, in pixels, and EXIF's number (1 ... 8) of the turn it still needs."""
-
-  width: int
-  height: int
-  orientation: int
 
 
 def open_image(file: BinaryIO) -> Image.Image:
@@ -66,13 +58,16 @@ def drop_warnings() -> None:
   warnings.filterwarnings("ignore", module=r"PIL\b")
 
 
-def header_of(image: Image.Image) -> Header:
-  """Return the size and orientation of an image that was opened but not loaded."""
+def header_of(image: Image.Image) -> tuple[int, int, int]:
+  """Return the width and height of an image as shown, and EXIF's number of the turn it still needs.
+
+  The number is 1 ... 8. The image was opened but not loaded.
+  """
   if image.format == "TIFF":
     tags = image.tag_v2  # type: ignore[attr-defined]
     width, height = int(tags[_WIDTH]), int(tags[_HEIGHT])
     # `load` turns it, as newer versions of Pillow do themselves.
-    return Header(*swapped(width, height, tags.get(_ORIENTATION, 1)), 1)
+    return *swapped(width, height, tags.get(_ORIENTATION, 1)), 1
   orientation = 1
   # Not `getexif`, which decodes all pixels of a PNG.
   if exif := image.info.get("exif"):
@@ -82,7 +77,7 @@ def header_of(image: Image.Image) -> Header:
       orientation = int(parsed.get(_ORIENTATION, 1))
   if orientation not in range(1, 9):
     orientation = 1
-  return Header(*swapped(*image.size, orientation), orientation)
+  return *swapped(*image.size, orientation), orientation
 
 
 def swapped(width: int, height: int, orientation: int) -> tuple[int, int]:
@@ -90,12 +85,9 @@ def swapped(width: int, height: int, orientation: int) -> tuple[int, int]:
   return (height, width) if orientation in range(5, 9) else (width, height)
 
 
-def decoder_of(file: BinaryIO, orientation: int) -> int:
-  """Return which decoder reads an image as it is shown, by its first bytes and orientation."""
-  file.seek(0)
-  begin = file.read(8)
-  found = [decoder for each, decoder in _SIGNATURES.items() if begin.startswith(each)]
-  return found[0] if found and orientation == 1 else PILLOW
+def decoder_of(image: Image.Image, orientation: int) -> int:
+  """Return which decoder reads an image as it is shown."""
+  return _DECODERS.get(image.format or "", PILLOW) if orientation == 1 else PILLOW
 
 
 def load(image: Image.Image) -> Image.Image:
@@ -129,7 +121,7 @@ def as_shown(image: Image.Image) -> Image.Image:
   Raises:
     Exception: as in `load`.
   """
-  orientation = header_of(image).orientation
+  *_, orientation = header_of(image)
   return upright(load(image).convert("RGB"), orientation)
 
 

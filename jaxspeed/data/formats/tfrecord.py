@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import functools
 import glob
-import importlib.util
+import importlib
 import logging
 import os
 import pathlib
@@ -110,11 +110,6 @@ def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
       f"config.data.path is not set, no {name} is in {root}, and evaluate downloads nothing: name "
       f"{accepted}."
     )
-  if importlib.util.find_spec("tensorflow_datasets") is None:
-    raise UserError(
-      f"config.data.path is not set: name {accepted}; or install TFDS, which downloads {name} "
-      "(pip install 'jaxspeed[images]')."
-    )
   _log.info("config.data.path is not set: TensorFlow Datasets prepares %s", name)
   try:
     tfds = importlib.import_module("tensorflow_datasets")
@@ -125,8 +120,8 @@ def prepare_with_tfds(name: str, accepted: str) -> pathlib.Path:
   except Exception as error:
     reason = next(iter(str(error).splitlines()), "")
     raise UserError(
-      f"config.data.path is not set, and TFDS could not prepare {name} "
-      f"({type(error).__name__}: {reason}): name {accepted}."
+      f"config.data.path is not set, and TFDS (pip install 'jaxspeed[images]') could not prepare "
+      f"{name} ({type(error).__name__}: {reason}): name {accepted}."
     ) from error
 
 
@@ -190,16 +185,10 @@ def _shards(name: str, split: dict[str, Any]) -> list[tuple[str, int]]:
   digits = max(5, len(str(len(lengths))))
   shards = []
   for index, length in enumerate(lengths):
-    x, y = f"{index:0{digits}d}", f"{len(lengths):0{digits}d}"
+    place = f"{index:0{digits}d}-of-{len(lengths):0{digits}d}"
     file = split["filepathTemplate"]
-    for variable, value in {
-      "DATASET": name,
-      "SPLIT": split["name"],
-      "FILEFORMAT": "tfrecord",
-      "SHARD_X_OF_Y": f"{x}-of-{y}",
-      "SHARD_INDEX": x,
-      "NUM_SHARDS": y,
-    }.items():
+    known = {"DATASET": name, "SPLIT": split["name"], "FILEFORMAT": "tfrecord"}
+    for variable, value in (known | {"SHARD_X_OF_Y": place}).items():
       file = file.replace(f"{{{variable}}}", value)
     if b"\0" in os.fsencode(file):
       raise ValueError(f"{file!r} is no name of a file")
@@ -296,32 +285,30 @@ def read_examples(
     )
   start = _FRAME_BEGIN
   for number, record in enumerate(found):
-    try:
-      example = parse_example(bytes(record), keys)
-    except ValueError as error:
-      raise UserError(f"{path}: record {number} is not a labelled image: {error}") from error
+    example = parse_example(bytes(record), keys, f"{path}: record {number}")
     # Clipped, not wrapped: a label too large for int32 must not become a valid one.
     label = min(max(example.label, _INT32.min), _INT32.max)
     yield example._replace(place=start + example.place, label=label)
     start += len(record) + _FRAME
 
 
-def parse_example(record: bytes, keys: Sequence[str]) -> Example:
-  """Parse a serialized tf.train.Example.
+def parse_example(record: bytes, keys: Sequence[str], where: str) -> Example:
+  """Parse a serialized tf.train.Example; `where` names it in messages.
 
   Raises:
-    ValueError: it is not an Example, or lacks the image or the label.
+    UserError: it is not an Example, or lacks the image or the label.
   """
   try:
     entries = _example_class().FromString(record).features.feature
   except DecodeError as error:
-    raise ValueError(error) from None
+    raise UserError(f"{where} is not a labelled image: {error}") from None
   features = {entry.key: entry.value for entry in entries}
   found = []
   for key, kind in (keys[0], "bytes_list"), (keys[1], "int64_list"):
     values = getattr(features[key], kind).value if key in features else ()
     if not values:
-      raise ValueError(f"it has no feature {key!r} of the right type")
+      what = f"it has no feature {key!r} of the right type"
+      raise UserError(f"{where} is not a labelled image: {what}")
     found.append(values[0])
   image, label = found
   names = features[FILE_NAME].bytes_list.value if FILE_NAME in features else ()

@@ -15,12 +15,12 @@ from image_files import (
   write_split,
 )
 
-from jaxspeed.data.disk import crops, reading
-from jaxspeed.data.disk.reading import _TOGETHER, Part, ReadAhead, chunks_of, window_of
+from jaxspeed.data.disk import reading, streams
+from jaxspeed.data.disk.reading import _TOGETHER, ReadAhead, chunks_of, window_of
 from jaxspeed.data.table import Table
 from jaxspeed.errors import UserError
 
-PARTS = [Part(i // 16, np.arange(i, min(i + 8, 50))) for i in range(0, 50, 8)]
+PARTS = [(i // 16, np.arange(i, min(i + 8, 50))) for i in range(0, 50, 8)]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_parts_come_in_order_however_long_each_takes(table, monkeypatch):
 
   monkeypatch.setattr(Table, "read", read)
   reader = ReadAhead(table, threads=20)
-  expected = [(part, [b"%d" % n * (n + 1) for n in part.numbers]) for part in PARTS]
+  expected = [(part, [b"%d" % n * (n + 1) for n in part[1]]) for part in PARTS]
   assert list(reader.in_order(iter(PARTS))) == expected
   reader.close()
 
@@ -50,7 +50,7 @@ def test_as_many_images_are_read_at_once_as_there_are_threads(table, monkeypatch
   together, number = threading.Barrier(70), 70 * _TOGETHER
   monkeypatch.setattr(Table, "read", lambda *_: b"%d" % together.wait(60))
   reader = ReadAhead(table, threads=70)
-  ((_, images),) = reader.in_order(iter([Part(0, np.arange(number) % 50)]))
+  ((_, images),) = reader.in_order(iter([(0, np.arange(number) % 50)]))
   assert len(images) == number
   reader.close()
 
@@ -63,7 +63,7 @@ def test_it_reads_a_window_ahead_and_no_farther(table, threads):
   def parts():
     for number in range(1000):
       asked.append(number)
-      yield Part(number // window, np.array([number % 50]))
+      yield (number // window, np.array([number % 50]))
 
   delivered = ReadAhead(table, threads=threads).in_order(parts())
   for number in range(3 * window):
@@ -93,8 +93,8 @@ def shards(tmp_path, monkeypatch):
 
 
 def order_of(table, epoch, seed=3):
-  index = crops.epoch_order(seed, epoch, len(table))
-  return crops.by_chunk(index, chunks_of(table), window_of(table, 1), seed, epoch)
+  index = streams.epoch_order(seed, epoch, len(table))
+  return streams.by_chunk(index, chunks_of(table), window_of(table, 1), seed, epoch)
 
 
 def test_an_epoch_of_shards_reads_each_chunk_in_one_part(shards, monkeypatch):
@@ -105,7 +105,7 @@ def test_an_epoch_of_shards_reads_each_chunk_in_one_part(shards, monkeypatch):
     return real(descriptor, size, at)
 
   order = order_of(shards, 0)
-  parts = iter([Part(at // 100, order[at : at + 7]) for at in range(0, 1000, 7)])
+  parts = iter([(at // 100, order[at : at + 7]) for at in range(0, 1000, 7)])
   monkeypatch.setattr(os, "pread", pread)
   read = ReadAhead(shards, threads=4).in_order(parts)
   assert [image for _, images in read for image in images] == [
@@ -128,7 +128,7 @@ def test_the_order_of_shards_mixes_chunks_and_the_images_in_a_window(shards):
       assert abs(np.corrcoef(chunk[window], np.arange(100))[0, 1]) < 0.5
   assert (order_of(shards, 0) == orders[0]).all() and (orders[0] != orders[1]).any()
   assert (order_of(shards, 0, seed=4) != orders[0]).any()
-  whole = crops.by_chunk(orders[0], chunk, 1000, 3, 0)
+  whole = streams.by_chunk(orders[0], chunk, 1000, 3, 0)
   np.testing.assert_array_equal(whole, orders[0])  # one window
 
 
@@ -143,7 +143,7 @@ def test_a_stream_of_shards_resumes_at_any_step_in_any_number_of_processes(
   for epoch in range(2):
     found = np.concatenate([batch.index for batch in whole[3 * epoch : 3 * epoch + 3]])[:22]
     assert sorted(found) == list(range(22))
-    assert (found != crops.epoch_order(7, epoch, 22)).any()
+    assert (found != streams.epoch_order(7, epoch, 22)).any()
   parts = [train(split, steps=steps, process=process, processes=2)[0] for process in range(2)]
   assert_equal(joined(parts), joined([whole]))
   for first in (1, 4):

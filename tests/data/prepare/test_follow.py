@@ -245,22 +245,6 @@ def test_a_kill_or_a_full_disk_leaves_no_lie(tmp_path, source, made, monkeypatch
   assert tree(made.out) == found
 
 
-def test_shards_of_copies_follow_the_originals(tmp_path, source):
-  out = tmp_path / "set-sz"
-  resize(source, out, sizes=(8,))
-  pack(out / "8", tmp_path)
-  folder = tmp_path / "sets/set/1.0.0"
-  assert notes_of_training(source, path=str(folder), sides=(0,)) == ()
-  edit(source / "train/a/0.jpg")
-  with pytest.raises(UserError, match=f"{out}/8 does not fit the images .* --sizes=8\\."):
-    notes_of_training(source, path=str(folder), sides=(0,))
-  resize(source, out, sizes=(8,))
-  with pytest.raises(UserError, match="1.0.0 does not fit the images in .*/8: 1 of 15 sampled"):
-    notes_of_training(source, path=str(folder), sides=(0,))
-  pack(out / "8", tmp_path)
-  assert notes_of_training(source, path=str(folder), sides=(0,)) == ()
-
-
 def test_copies_of_several_sizes_are_named_together(tmp_path, source):
   out = tmp_path / "set-sz"
   resize(source, out, sizes=(8, 16), quality=80)

@@ -143,7 +143,10 @@ def mistakes(tmp):
     "blocked": (["resize", source, tmp / "file", pixels], "cannot be written (Not a directory)"),
     "index": (["index", tmp / "empty"], "empty has no train/"),
     "of another": (["index", source, "--quality=3"], "--quality=3 has no effect with index."),
-    "stranger": (["shards", tmp / "stranger", out], "has images of classes that train/ lacks (c: "),
+    "stranger": (
+      ["shards", tmp / "stranger", out],
+      "no training image has the class of these evaluation images: c (",
+    ),
     "hollow": (["shards", tmp / "hollow", out], "val/b holds no image"),
     "shards inside": (["shards", source, source / "sets"], "lies inside"),
   }

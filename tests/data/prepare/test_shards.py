@@ -43,7 +43,7 @@ def test_shards_hold_the_files_as_they_are(tmp_path, images):
   for part, split in (("train", "train"), ("validation", "val")):
     found = {}
     for record in records_of(folder, part):
-      encoded_image, _, label, name = parse_example(bytes(record), table.keys)
+      encoded_image, _, label, name = parse_example(bytes(record), table.keys, "x")
       found[os.fsdecode(name)] = (encoded_image, label)
     root = tmp_path / "source" / split
     expected = {
