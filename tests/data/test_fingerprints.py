@@ -45,11 +45,11 @@ def test_swapped_labels_and_splits_of_a_csv_are_others(tmp_path, of_folder):
     (tmp_path / "list.csv").write_text("\n".join(["file,label,split", *rows]))
     return of_folder(tmp_path / "list.csv")
 
-  before = written("a,x,train", "b,y,train", "c,x,val", "d,y,val")
+  before = written("a,x,train", "b,y,train", "c,y,val", "d,x,val")
   assert before.startswith("csv ")
-  assert written("d,y,val", "a,x,train", "c,x,val", "b,y,train") == before
-  assert written("a,y,train", "b,x,train", "c,y,val", "d,x,val") != before
-  assert written("c,x,train", "b,y,train", "a,x,val", "d,y,val") != before
+  assert written("d,x,val", "a,x,train", "c,y,val", "b,y,train") == before
+  assert written("a,y,train", "b,x,train", "c,x,val", "d,y,val") != before
+  assert written("a,x,train", "c,y,train", "b,y,val", "d,x,val") != before
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100])

@@ -157,9 +157,7 @@ class Stream(Iterator[Batch], abc.ABC):
   ) -> Batch:
     """Return a decoded batch with other images, or a mask, in place of the broken ones."""
     split, index, used, mask = self.split, request.index, request.used, request.mask
-    # What only fills a batch of an evaluation is no image of its own.
-    counted = mask | self._trains
-    for number in {*index[counted & (used != index)], *used[counted & ~sound]}:
+    for number in {*index[used != index], *used[~sound]}:
       self.broken[int(number)] = why_broken(split, int(number))
     if not self._trains:
       mask = mask & sound & (used == index)
