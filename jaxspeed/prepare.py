@@ -89,7 +89,7 @@ def _index(console: Console, folder: str) -> Iterator[str]:
   with progress_bar(console, "reading headers") as show:
     table = write_index(pathlib.Path(folder), show)
   yield from table.notes
-  yield from _index_lines(table, "have no header that can be read")
+  yield from _index_lines(table)
 
 
 def _shards(
@@ -118,15 +118,16 @@ def _lines(done: Done, verb: str) -> Iterator[str]:
   yield from done.notes
   yield from _broken_lines(done.broken, "are left out, and listed in broken.txt")
   for table in done.indices:
-    # A power cut leaves such files, a kill does not: a million files are not flushed one by one.
-    yield from _index_lines(table, "the disk lost: remove them and run again")
+    yield from _index_lines(table)
 
 
-def _index_lines(table: Table, broken: str) -> Iterator[str]:
+def _index_lines(table: Table) -> Iterator[str]:
   train, evaluation = table.counts
   split = f" for training, {evaluation:,} for evaluation" if evaluation else ""
   yield f"{table.root}: {train:,} images{split}, {table.label.max() + 1:,} classes"
-  yield from _broken_lines(broken_headers(table), broken)
+  # A power cut leaves such copies, a kill does not: a million files are not flushed one by one.
+  what = "have no header that can be read: repair or remove them and run again"
+  yield from _broken_lines(broken_headers(table), what)
 
 
 def _broken_lines(broken: Sequence[Broken], what: str) -> Iterator[str]:

@@ -12,7 +12,6 @@ from toy import load_recipe
 
 from jaxspeed.data.batch import seed_key
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.run import checkpoint
 from jaxspeed.run.restore import load_config, stored_plan
 from jaxspeed.run.saver import Saver
@@ -57,13 +56,6 @@ def toy_stream(path: pathlib.Path, cache: pathlib.Path, **fields) -> ConfigDict:
   config.average.update(kind="ema", decay=0.5)
   config.update_from_flattened_dict(fields)
   return config
-
-
-def batches_from(sets, spec, seed: int, step: int):
-  """The batches of a stream from a step on, without the feed's programs."""
-  feed = object.__new__(StreamFeed)
-  feed.data, feed.spec, feed._broken = sets, spec, {}
-  return feed._batches_from(seed, step)
 
 
 def restored_from(folder: pathlib.Path) -> checkpoint.Checkpoint:

@@ -1,9 +1,8 @@
 """Augmentation inside the compiled step: pure functions of a key and a batch of uint8 images.
 
 Every random number is drawn for the whole global batch and then sliced, so that image i gets the
-same crop, jitter, cutout and cutmix on one device as on eight. Flips come with the batch, because
-they may depend on the epoch and on the image's place in the data set. Mixup, and CutMix with boxes
-of random size, are in `mixing.py`.
+same crop, jitter and cutout on one device as on eight. Flips come with the batch, because they may
+depend on the epoch and on the image's place in the data set. `mixing.py` mixes images.
 """
 
 import math
@@ -221,46 +220,3 @@ def augment(
   if fields.erasing:
     result = jnp.where(erased(uniform[ERASING], fields.erasing, h, w), 0.0, result)
   return result
-
-
-def cutmix(
-  key: UInt32[Array, "2"],
-  images: Float[Array, "n h w c"],
-  labels: Int[Array, "n"],
-  *,
-  first: Int[Array, ""] | int,
-  global_batch: int,
-  size: int,
-) -> tuple[Float[Array, "n h w c"], Int[Array, "n"], float]:
-  """Replace a square in each image by the same square of its partner.
-
-  After tysam-code/hlb-CIFAR10: the square lies wholly inside, all places are equally likely, and
-  mixing follows crop and flip. There an even-sized square never covers the last row and column.
-
-  Args:
-    key: this step's key; not that of `augment`, which draws the same numbers for crops.
-    images: this device's part of the augmented global batch, an even number.
-    labels: labels of the images.
-    first, global_batch: as in `augment`.
-    size: side of the square, in pixels.
-
-  Returns:
-    The images, the labels of their partners, and the partners' share of the pixels. The loss is
-    (1 - share) * loss(labels) + share * loss(partner labels).
-  """
-  n, h, w, _ = images.shape
-  whole = jax.random.uniform(jax.random.wrap_key_data(key), (2, global_batch), jnp.float32)
-  uniform = jax.lax.dynamic_slice_in_dim(whole, first, n, axis=1)
-  top, left = to_integers(uniform[0], 0, h - size), to_integers(uniform[1], 0, w - size)
-  square = box_mask((top, top + size, left, left + size), h, w)
-  mixed = jnp.where(square, of_partner(images), images)
-  return mixed, of_partner(labels), size * size / (h * w)
-
-
-def of_partner(array: Shaped[Array, "n *rest"]) -> Shaped[Array, "n *rest"]:
-  """Swap neighbours: element i XOR 1 takes the place of element i, for an even n.
-
-  The order of an epoch is random, so pairs of neighbours are random pairs. While a device's part
-  is even, they do not depend on the number of devices and need no gather.
-  """
-  return array.reshape(-1, 2, *array.shape[1:])[:, ::-1].reshape(array.shape)

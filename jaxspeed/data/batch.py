@@ -152,8 +152,7 @@ def balanced_order(
     seed: the run's seed.
     epoch: number from 0.
     images: the number of places in every epoch.
-    flip: "none"; "random" flips each place with probability 1/2; "alternating" flips an image every
-      other time that it comes in an epoch, and begins the other way in the next.
+    flip: as in `epoch_flips`, of the places: an image's flips do not alternate.
 
   Returns:
     NumPy arrays of length `images`.
@@ -164,12 +163,8 @@ def balanced_order(
   _, first, count = np.unique(labels[by_class], return_index=True, return_counts=True)
   place = random.permutation(images)
   number = (epoch * images + place) % len(count)
-  times, row = np.divmod(place // len(count), count[number])
-  index = by_class[first[number] + row]
-  if flip != "alternating":
-    return Order(index.astype(np.int32), epoch_flips(seed, epoch, images, flip=flip))
-  flips = epoch_flips(seed, epoch, len(labels), flip=flip)[index] ^ (times % 2 == 1)
-  return Order(index.astype(np.int32), flips)
+  index = by_class[first[number] + place // len(count) % count[number]]
+  return Order(index.astype(np.int32), epoch_flips(seed, epoch, images, flip=flip))
 
 
 def take_batch(
@@ -191,15 +186,14 @@ def take_batch(
 
 
 def pad_batches(
-  images: UInt8[np.ndarray, "n h w 3"], labels: Int[np.ndarray, "n"], *, batch: int, devices: int
+  images: UInt8[np.ndarray, "n h w 3"], labels: Int[np.ndarray, "n"], size: int
 ) -> Batch:
-  """Pad a data set with masked examples to whole batches on every device.
+  """Pad a data set with masked examples to whole global batches of `size`.
 
   Returns:
-    Host arrays of m >= n examples, where m is a multiple of batch * devices. Split in order,
-    they give each device m / devices examples: a whole number of batches. `index` counts them.
+    Host arrays of m >= n examples, where m is a multiple of the size. `index` counts them.
   """
-  padding = -len(images) % (batch * devices)
+  padding = -len(images) % size
   return Batch(
     image=np.concatenate([images, np.zeros((padding, *images.shape[1:]), np.uint8)]),
     label=np.concatenate([labels, np.zeros((padding,), np.int32)]).astype(np.int32),

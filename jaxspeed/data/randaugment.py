@@ -142,12 +142,10 @@ def grey_of(images: UInt8[Array, "n h w 3"]) -> Int[Array, "n h w"]:
 
 
 def mean_grey(images: UInt8[Array, "n h w 3"]) -> Int[Array, "n"]:
-  """Return the mean luma of each image, rounded to an integer; the sum need not fit an int32."""
-  _, h, w, _ = images.shape
-  rows = jnp.sum(grey_of(images), axis=2, dtype=jnp.int32)
-  whole, rest = (jnp.sum(x, axis=1, dtype=jnp.int32) for x in (rows // w, rows % w))
-  whole, rest = whole + rest // w, rest % w
-  return whole // h + (2 * (whole % h * w + rest) >= h * w).astype(jnp.int32)
+  """Return the mean luma of each image of at most 16 million pixels, rounded to an integer."""
+  pixels = images.shape[1] * images.shape[2]
+  total = jnp.sum(grey_of(images), axis=(1, 2), dtype=jnp.uint32)
+  return ((total + pixels // 2) // pixels).astype(jnp.int32)
 
 
 def histograms(images: UInt8[Array, "n h w c"], counted: Bool[Array, "n"]) -> Int[Array, "n c 256"]:

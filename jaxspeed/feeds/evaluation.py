@@ -78,14 +78,12 @@ class Evaluation:
     spec, parts = self.spec, dict(mode=self.phase.eval_mode, size=self.phase.eval_size)
     function = on_mesh(eval_step.evaluate_batch, spec, **parts, split=(False, True, False))
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), mesh_lib.replicated(spec.mesh))
-    options = spec.common_options(jax.default_backend())
     jobs: dict[tuple, Callable[[], Program]] = {}
     for shape in self.shapes:
       size = spec.plan.eval_batch_size * spec.devices
       batch = abstract_batch(mesh_lib.sharded(spec.mesh), size, shape)
-      arguments = (variables, batch.replace(index=batch.label), sums)
-      job = functools.partial(compile_program, function, arguments, options=options)
-      jobs[self.key(shape)] = job
+      batch = batch.replace(index=batch.label)
+      jobs[self.key(shape)] = compile_job(spec, function, variables, batch, sums)
     return jobs
 
   def run(
@@ -124,6 +122,15 @@ def how_to_read(spec: TrainSpec) -> dict[str, Any]:
     "antialias": data.antialias,
     "read_threads": max(1, data.read_threads // processes.on_this_host()),  # its share
   }
+
+
+def compile_job(
+  spec: TrainSpec, function: Callable[..., Any], *arguments: Any, trains: bool = False
+) -> Callable[[], Program]:
+  """A function that compiles a program of a run; one that trains takes over its first argument."""
+  options = (spec.compiler_options if trains else spec.common_options)(jax.default_backend())
+  donate = (0,) if trains else ()
+  return lambda: compile_program(function, arguments, donate=donate, options=options)
 
 
 def abstract_batch(sharding: Any, images: int, shape: tuple[int, int]) -> Batch:

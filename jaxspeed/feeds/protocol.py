@@ -1,5 +1,6 @@
 """The interface of a feed, which brings images to the steps."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,26 @@ Broken = dict[tuple[str, str], str]
 RunEvaluation = Callable[[], tuple[EvalResult, Broken]]
 # What a feed has opened.
 OpenData = Arrays | ImageSets
+Pixels = UInt8[np.ndarray, "m h w 3"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataRequest:
+  """What a feed is asked to open.
+
+  Attributes:
+    config: the config; uses `data`, `tune_on` and `phases`.
+    console: the console that shows the progress of long reads.
+    follow: the fields, such as data.classes, that the data may decide.
+    phases: the phases to evaluate, without training; None: all phases, to train.
+    given: arrays from Python in place of the config's data.
+  """
+
+  config: ConfigDict
+  console: Console
+  follow: Collection[str]
+  phases: Sequence[Phase] | None
+  given: Arrays | None
 
 
 class Feed(Protocol):
@@ -38,24 +59,16 @@ class Feed(Protocol):
   """The specification of the run."""
   carry: Carry
   """Shapes and shardings of a run's carry, to restore a checkpoint into."""
+  whole_epochs: bool = False
+  """Whether `train` takes the steps of an epoch at once."""
+  broken: Broken
+  """The images that this process could not read; the run takes them out."""
+  waited_seconds: float = 0.0
+  """The seconds so far in which the devices had no images to work on."""
 
   @staticmethod
-  def open_data(
-    config: ConfigDict,
-    console: Console,
-    *,
-    follow: Collection[str],
-    phases: Sequence[Phase] | None,
-    given: Arrays | None = None,
-  ) -> Any:
+  def open_data(asked: DataRequest) -> Any:
     """Opens the data set of a config, an `OpenData`.
-
-    Args:
-      config: the config; uses `data`, `tune_on` and `phases`.
-      console: the console that shows the progress of long reads.
-      follow: the fields, such as data.classes, that the data may decide.
-      phases: the phases to evaluate, without training; None: all phases, to train.
-      given: arrays from Python in place of the config's data.
 
     Raises:
       UserError: the data cannot be read, or do not fit the config; the feed takes no arrays.
@@ -75,12 +88,7 @@ class Feed(Protocol):
 
     `data` is the result of `open_data`.
     """
-    self.data, self.spec = data, spec
-
-  @property
-  def whole_epochs(self) -> bool:
-    """Whether `train` takes the steps of an epoch at once."""
-    return False
+    self.data, self.spec, self.broken = data, spec, {}
 
   @property
   def programs(self) -> list[Program]:
@@ -118,9 +126,7 @@ class Feed(Protocol):
     """The paths below their folder of the images that `evaluate` numbers; () for none on disk."""
     return ()
 
-  def show_evaluated(
-    self, numbers: Int[np.ndarray, "k"], step: int
-  ) -> UInt8[np.ndarray, "m h w 3"]:
+  def show_evaluated(self, numbers: Int[np.ndarray, "k"], step: int) -> Pixels:
     """Evaluation images of one size by `evaluate`'s numbers, for a report."""
     ...
 
@@ -130,14 +136,6 @@ class Feed(Protocol):
     They are on the host, and at most a batch. A report of a feed without this has no images.
     """
     ...
-
-  def take_waited_seconds(self) -> float:
-    """The seconds since the last call in which the devices had no images to work on."""
-    return 0.0
-
-  def take_broken(self) -> Broken:
-    """The images that this process could not read since the last call."""
-    return {}
 
   def close(self) -> None:
     """Ends what runs in the background."""

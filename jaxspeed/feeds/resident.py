@@ -2,15 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, UInt8
-from ml_collections import ConfigDict
-from rich.console import Console
+from jaxtyping import Int
 
 from jaxspeed.cluster import processes
 from jaxspeed.data.batch import (
@@ -25,10 +23,10 @@ from jaxspeed.data.batch import (
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.data.memory.sources import open_arrays
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
+from jaxspeed.devices.compile import BackgroundCompiler, Program
 from jaxspeed.errors import UserError
-from jaxspeed.feeds.evaluation import abstract_batch
-from jaxspeed.feeds.protocol import Feed, RunEvaluation
+from jaxspeed.feeds.evaluation import abstract_batch, compile_job
+from jaxspeed.feeds.protocol import DataRequest, Feed, Pixels, RunEvaluation
 from jaxspeed.planning.plan import Phase
 from jaxspeed.steps import eval_step
 from jaxspeed.steps.init import init_state
@@ -53,34 +51,25 @@ class ResidentFeed(Feed):
   def __init__(self, arrays: Arrays, spec: TrainSpec) -> None:
     super().__init__(arrays, spec)
     self._programs, self.carry = compile_programs(spec)
+    self.whole_epochs = None in self._programs
 
   @staticmethod
-  def open_data(
-    config: ConfigDict,
-    console: Console,
-    *,
-    follow: Collection[str],
-    phases: Sequence[Phase] | None,
-    given: Arrays | None = None,
-  ) -> Arrays:
-    """Reads a data set into memory, which may decide the fields in `follow`.
+  def open_data(asked: DataRequest) -> Arrays:
+    """Reads a data set into memory.
 
     Raises:
       UserError: as `open_arrays`, or the images do not have the size in the config.
     """
-    tune = config.tune_on == "validation"
-    arrays = open_arrays(config.data, follow="data.classes" in follow, tune=tune, given=given)
-    data, (height, width) = config.data, arrays.train_images.shape[1:3]
-    where = "data=" if given is not None else data.path or data.name
-    found = f"the images of {where} have {height} x {width} pixels"
-    if height != width:
+    data, tune = asked.config.data, asked.config.tune_on == "validation"
+    follow = "data.classes" in asked.follow
+    arrays = open_arrays(data, follow=follow, tune=tune, given=asked.given)
+    height, width = arrays.train_images.shape[1:3]
+    where = "data=" if asked.given is not None else data.path or data.name
+    if height != width or height != data.image_size and "data.image_size" not in asked.follow:
+      advice = f", or set --config.data.image_size={height}" * (height == width)
       raise UserError(
-        f"{found}, and a recipe that trains from memory takes squares only: crop or resize them."
-      )
-    if height != data.image_size and "data.image_size" not in follow:
-      raise UserError(
-        f"{found} but config.data.image_size is {data.image_size}: set "
-        f"--config.data.image_size={height}."
+        f"the images of {where} have {height} x {width} pixels, and this recipe trains on squares, "
+        f"of config.data.image_size={data.image_size}: crop or resize them{advice}."
       )
     return arrays
 
@@ -89,16 +78,12 @@ class ResidentFeed(Feed):
     data: Arrays, spec: TrainSpec, phase: Phase, variables: Any
   ) -> RunEvaluation:
     """Compiles one program that evaluates the data set; returns a function that calls it."""
-    placed = mesh_lib.replicate(_padded(data, spec), spec.mesh)
+    size = spec.plan.eval_batch_size * spec.devices
+    padded = pad_batches(data.eval_images, data.eval_labels, size)
+    placed = mesh_lib.replicate(padded, spec.mesh)
     abstract = mesh_lib.abstract((variables, placed), mesh_lib.replicated(spec.mesh))
-    options = spec.common_options(jax.default_backend())
-    program = compile_program(eval_step.evaluate_on_mesh(spec), abstract, options=options)
+    program = compile_job(spec, eval_step.evaluate_on_mesh(spec), *abstract)()
     return lambda: (program.call(variables, placed), {})
-
-  @property
-  def whole_epochs(self) -> bool:
-    """Whether one program runs an epoch, as on accelerators."""
-    return None in self._programs
 
   @property
   def programs(self) -> list[Program]:
@@ -109,7 +94,9 @@ class ResidentFeed(Feed):
     data, spec = self.data, self.spec
     labels = data.train_labels.astype(np.int32)
     train = Batch(image=data.train_images, label=labels, mask=np.ones(len(labels), bool))
-    parts = train, _padded(data, spec), spec.plan.table_in(spec.accumulation)
+    size = spec.plan.eval_batch_size * spec.devices
+    evaluated = pad_batches(data.eval_images, data.eval_labels, size)
+    parts = train, evaluated, spec.plan.table_in(spec.accumulation)
     placed = jax.block_until_ready(self._placed(parts))
     self._train, self._eval, self._table = placed
 
@@ -169,9 +156,7 @@ class ResidentFeed(Feed):
   def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
     return self._programs["evaluate"].call(variables, self._eval)
 
-  def show_evaluated(
-    self, numbers: Int[np.ndarray, "k"], step: int
-  ) -> UInt8[np.ndarray, "k h w 3"]:
+  def show_evaluated(self, numbers: Int[np.ndarray, "k"], step: int) -> Pixels:
     """Evaluation images, as they are in memory."""
     return self.data.eval_images[numbers]
 
@@ -219,11 +204,6 @@ def compile_programs(
   def array(shape: tuple[int, ...] = (), dtype: Any = jnp.int32) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
 
-  def job(function: Callable[..., Any], *parts: Any, trains: bool = False) -> Any:
-    options = (spec.compiler_options if trains else spec.common_options)(jax.default_backend())
-    donate = (0,) if trains else ()
-    return lambda: compile_program(function, parts, donate=donate, options=options)
-
   key, shape = array((2,), jnp.uint32), (config.data.image_size, config.data.image_size)
   train_set = abstract_batch(everywhere, plan.train_images, shape)
   group = plan.eval_batch_size * spec.devices
@@ -243,19 +223,16 @@ def compile_programs(
   jobs: dict[Any, Callable[[], Program]] = {}
   if whole_epochs:
     steps = on_mesh(resident_steps, spec, phase=phase, step_ranges=plan.step_ranges())
-    jobs[None] = job(steps, *arguments, array(), trains=True)  # the last: before which step to stop
+    # The last argument: before which step to stop.
+    jobs[None] = compile_job(spec, steps, *arguments, array(), trains=True)
   else:
     for kind in dict.fromkeys(map(plan.kind_of, range(plan.total_steps))):
       step = on_mesh(resident_step, spec, phase=phase, kind=kind)
-      jobs[kind] = job(step, *arguments, trains=True)
-  jobs["evaluate"] = job(eval_step.evaluate_on_mesh(spec), state.eval_variables(), eval_set)
-  jobs["init"] = job(init, key, train_set.image)
+      jobs[kind] = compile_job(spec, step, *arguments, trains=True)
+  jobs["evaluate"] = compile_job(
+    spec, eval_step.evaluate_on_mesh(spec), state.eval_variables(), eval_set
+  )
+  jobs["init"] = compile_job(spec, init, key, train_set.image)
   if not balanced:
-    jobs["order"] = job(on_mesh(order_of, spec), key, array())
+    jobs["order"] = compile_job(spec, on_mesh(order_of, spec), key, array())
   return BackgroundCompiler(jobs).wait(), carry
-
-
-def _padded(data: Arrays, spec: TrainSpec) -> Batch:
-  """The evaluation images in whole batches on every device."""
-  size = spec.plan.eval_batch_size
-  return pad_batches(data.eval_images, data.eval_labels, batch=size, devices=spec.devices)

@@ -1,32 +1,29 @@
-"""The feed of images from disk: programs by shape, a run's batches, the wait for them."""
+"""The feed of images from disk: programs by shape, and a run's batches."""
 
 import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, UInt8
-from ml_collections import ConfigDict
-from rich.console import Console
+from jaxtyping import Int
 
 from jaxspeed.data.batch import Batch, balanced_order, seed_key
 from jaxspeed.data.disk.images import import_tensorflow
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.sets import ImageSets, open_sets
 from jaxspeed.data.disk.streams import EvalStream, TrainStream
-from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.devices import mesh as mesh_lib
-from jaxspeed.devices.compile import BackgroundCompiler, Program, compile_program
+from jaxspeed.devices.compile import BackgroundCompiler, Program
 from jaxspeed.errors import UserError
 from jaxspeed.feeds.broken import check_headers
-from jaxspeed.feeds.evaluation import Evaluation, abstract_batch, how_to_read
-from jaxspeed.feeds.protocol import Broken, Feed, RunEvaluation
+from jaxspeed.feeds.evaluation import Evaluation, abstract_batch, compile_job, how_to_read
+from jaxspeed.feeds.protocol import Broken, DataRequest, Feed, Pixels, RunEvaluation
 from jaxspeed.planning.make import make_plan
 from jaxspeed.planning.plan import Phase
 from jaxspeed.records.console import progress_bar
@@ -70,40 +67,35 @@ class StreamFeed(Feed):
     sums = mesh_lib.abstract(MetricSums.zero(spec.accumulation), everywhere)
     self.carry = Carry(state, sums)
     jobs: dict[Any, Callable[[], Program]] = {}
-    common = spec.common_options(jax.default_backend())
     for phase in plan.phases:
-      jobs[_train_key(phase)] = functools.partial(self._compile_train, phase)
-      jobs.setdefault("init", lambda: compile_program(init, shapes, options=common))
+      jobs[_train_key(phase)] = self._train_job(phase)
+      jobs.setdefault("init", compile_job(spec, init, *shapes))
       jobs |= self._evaluations[phase].jobs(state.eval_variables())
     self._ahead = BackgroundCompiler(jobs)
-    self._broken: Broken = {}  # found since they were taken
     self._next = spec.config.seed, 0  # of the next batch: the run's seed, and the step
-    self._batches = self._batches_from(*self._next)
-    self._wait = InputWait()
+    self._batches = batches_from(sets, spec, *self._next, self.broken)
+    # The loop waits for batches meanwhile, so a thread waits for the ends of steps.
+    self._ends = ThreadPoolExecutor(1, thread_name_prefix="step ends")
+    self._step_end = Future[float]()  # of the last step
+    self._step_end.set_result(0.0)
 
   @staticmethod
-  def open_data(
-    config: ConfigDict,
-    console: Console,
-    *,
-    follow: Collection[str],
-    phases: Sequence[Phase] | None,
-    given: Arrays | None = None,
-  ) -> ImageSets:
+  def open_data(asked: DataRequest) -> ImageSets:
     """Opens the image sets that phases read, without their images.
 
     Raises:
       UserError: as `open_sets` and `check_headers`, or arrays are given.
     """
-    if given is not None:
+    config, phases = asked.config, asked.phases
+    if asked.given is not None:
       raise UserError(
         f"this recipe's images come from disk (config.data.feed={config.data.feed}), and data= are "
         "arrays: pass the path of a folder, or take a recipe that trains from memory, as cifar10 "
         "does, and one without phases if data.feed is resident."
       )
-    with progress_bar(console, "reading headers") as show:
+    with progress_bar(asked.console, "reading headers") as show:
       wanted = make_plan(config).phases if phases is None else phases
-      sets = open_sets(config, wanted, show, follow="data.classes" in follow)
+      sets = open_sets(config, wanted, show, follow="data.classes" in asked.follow)
     # A caller that names phases only evaluates.
     splits = ("train", "eval") if phases is None else ("eval",)
     check_headers(sets, config.data.max_broken, splits)
@@ -142,30 +134,39 @@ class StreamFeed(Feed):
     program = self._ahead[_train_key(self.spec.plan.phase_of(first_step))]
     if self._next != (seed, first_step):
       self._batches.close()
-      self._batches = self._batches_from(seed, first_step)
+      self._batches = batches_from(self.data, self.spec, seed, first_step, self.broken)
     for step in range(first_step, last_step):
-      batch = self._wait.take(self._batches)
+      batch = self._next_batch()
       self._next = seed, step + 1
       if not self.spec.uses_index:
         batch = batch.replace(index=None)
       batch = mesh_lib.split(batch, self.spec.mesh)
       carry, loss = program.call(carry, batch, self._table)
-      self._wait.dispatched(loss)
+      self._step_end = self._ends.submit(_end_of, loss)
       yield StepOutput(step + 1, carry, loss)
+
+  def _next_batch(self) -> Batch:
+    """The next batch; counts the wait for it while no step is under way.
+
+    The wait starts at the request, or at the end of the last step if that is later.
+    """
+    request = time.monotonic()
+    batch = next(self._batches)
+    if self._step_end.done():
+      self.waited_seconds += time.monotonic() - max(request, self._step_end.result())
+    return batch
 
   def evaluate(self, variables: dict[str, Any], step: int) -> EvalResult:
     evaluation = self._evaluations[self.spec.plan.phase_of(step - 1)]
     result, broken = evaluation.run(self._ahead, variables)
-    self._broken |= broken
+    self.broken |= broken
     return result
 
   def eval_names(self, step: int) -> Sequence[str]:
     """The paths of the evaluation images of the phase of step `step - 1`; () for noise."""
     return self._evaluations[self.spec.plan.phase_of(step - 1)].split.paths()
 
-  def show_evaluated(
-    self, numbers: Int[np.ndarray, "k"], step: int
-  ) -> UInt8[np.ndarray, "m h w 3"]:
+  def show_evaluated(self, numbers: Int[np.ndarray, "k"], step: int) -> Pixels:
     """The middle squares of evaluation images, `_SHOWN_SIDE` pixels a side."""
     split = self._evaluations[self.spec.plan.phase_of(step - 1)].split
     wanted = np.asarray(numbers, np.int64)
@@ -182,63 +183,61 @@ class StreamFeed(Feed):
       batch = next(stream)
       return batch.replace(image=np.array(batch.image))
 
-  def take_waited_seconds(self) -> float:
-    seconds, self._wait.seconds = self._wait.seconds, 0.0
-    return seconds
-
-  def take_broken(self) -> Broken:
-    broken = dict(self._broken)
-    self._broken.clear()
-    return broken
-
   def close(self) -> None:
     self._ahead.cancel()
-    self._wait.close()
+    self._ends.shutdown(wait=False, cancel_futures=True)
     self._batches.close()
 
-  def _batches_from(self, seed: int, first_step: int) -> Generator[Batch]:
-    """Yields the batch of each step from `first_step` on; closing the generator ends its threads.
-
-    The stream of a phase opens in the last epoch before it, so that it has batches ready.
-    """
-    plan, opened = self.spec.plan, dict[Phase, TrainStream]()
-
-    def stream_of(phase: Phase, begin: int) -> TrainStream:
-      if phase not in opened:
-        end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
-        steps = map(plan.epoch_of, range(begin, end))
-        opened[phase] = _stream(self.data, self.spec, phase, seed, steps)
-      return opened[phase]
-
-    try:
-      for step in range(first_step, plan.total_steps):
-        phase, (epoch, _) = plan.phase_of(step), plan.epoch_of(step)
-        for ended in [each for each in opened if each.first_epoch < phase.first_epoch]:
-          opened.pop(ended).close()
-        stream = stream_of(phase, step)
-        batch = next(stream)
-        self._broken |= {("train", stream.split.name(i)): why for i, why in stream.broken.items()}
-        stream.broken.clear()
-        for following in plan.phases:
-          if following.first_epoch == epoch + 1:
-            stream_of(following, following.first_step)
-        yield batch
-    finally:
-      for stream in opened.values():
-        stream.close()
-
-  def _compile_train(self, phase: Phase) -> Program:
+  def _train_job(self, phase: Phase) -> Callable[[], Program]:
     spec, shape = self.spec, (phase.image_size, phase.image_size)
     batch = abstract_batch(mesh_lib.sharded(spec.mesh), phase.batch_size, shape)
     batch = batch.replace(flip=batch.mask, index=batch.label if spec.uses_index else None)
     table = mesh_lib.abstract(self._table, mesh_lib.replicated(spec.mesh))
-    options = spec.compiler_options(jax.default_backend())
-    parts = (self.carry, batch, table)
-    return compile_program(batch_step(spec), parts, donate=(0,), options=options)
+    return compile_job(spec, batch_step(spec), self.carry, batch, table, trains=True)
 
 
 def _train_key(phase: Phase) -> tuple:
   return ("train", phase.batch_size, phase.image_size)
+
+
+def _end_of(loss: jax.Array) -> float:
+  """Waits for the step that computes `loss`; returns the time at its end."""
+  loss.block_until_ready()
+  return time.monotonic()
+
+
+def batches_from(
+  sets: ImageSets, spec: TrainSpec, seed: int, first_step: int, broken: Broken
+) -> Generator[Batch]:
+  """Yields the batch of each step from `first_step` on; closing the generator ends its threads.
+
+  The stream of a phase opens in the last epoch before it, so that it has batches ready. Images
+  that cannot be read are added to `broken`.
+  """
+  plan, opened = spec.plan, dict[Phase, TrainStream]()
+
+  def stream_of(phase: Phase, begin: int) -> TrainStream:
+    if phase not in opened:
+      end = min(phase.first_step + phase.epochs * phase.steps_per_epoch, plan.total_steps)
+      steps = map(plan.epoch_of, range(begin, end))
+      opened[phase] = _stream(sets, spec, phase, seed, steps)
+    return opened[phase]
+
+  try:
+    for step in range(first_step, plan.total_steps):
+      phase = plan.phase_of(step)
+      for ended in [each for each in opened if each.first_epoch < phase.first_epoch]:
+        opened.pop(ended).close()
+      stream = stream_of(phase, step)
+      batch = next(stream)
+      broken |= {("train", stream.split.name(i)): why for i, why in stream.broken.items()}
+      stream.broken.clear()
+      following = plan.phase_of(plan.end_of_epoch(step))
+      stream_of(following, following.first_step)
+      yield batch
+  finally:
+    for stream in opened.values():
+      stream.close()
 
 
 def _stream(
@@ -266,43 +265,3 @@ def _stream(
     order=order,
     **how_to_read(spec) | part,
   )
-
-
-class InputWait:
-  """Measures the seconds in which the devices had no step under way because a batch was missing.
-
-  A wait starts at the end of the last step, or at the request for the next batch if that is later,
-  and ends when the batch comes. A thread waits for the end of each step, because the loop itself is
-  then waiting for the batch.
-  """
-
-  def __init__(self) -> None:
-    self._pool = ThreadPoolExecutor(1, thread_name_prefix="step ends")
-    self._step: tuple[Any, Future[float]] | None = None
-    self.seconds = 0.0  # measured since they were taken
-
-  def dispatched(self, loss: Any) -> None:
-    """Notes that the step that computes `loss` is under way."""
-
-    def end() -> float:
-      loss.block_until_ready()
-      return time.monotonic()
-
-    self._step = loss, self._pool.submit(end)
-
-  def take(self, batches: Iterator[Any]) -> Any:
-    """Returns the next batch; counts the wait for it while no step is under way."""
-    idle_from = time.monotonic()
-    batch = next(batches)
-    now = time.monotonic()
-    if self._step is not None:
-      loss, ended = self._step
-      # The loop finds out about a step that failed.
-      under_way = not loss.is_ready() or ended.exception() is not None
-      idle_from = now if under_way else max(idle_from, ended.result())
-    self.seconds += max(0.0, now - idle_from)
-    return batch
-
-  def close(self) -> None:
-    """Ends the thread after the steps under way, without waiting for them."""
-    self._pool.shutdown(wait=False, cancel_futures=True)

@@ -117,7 +117,7 @@ class Run:
           f"labels go up to {largest}, and the run has {self.config.data.classes} classes."
         )
       spec, program = self._evaluation(len(pixels))
-      batch = pad_batches(pixels, truth, batch=spec.plan.eval_batch_size, devices=spec.devices)
+      batch = pad_batches(pixels, truth, spec.plan.eval_batch_size * spec.devices)
       result = program(self.variables, mesh_lib.replicate(batch, spec.mesh))
       metrics = {
         "images": int(result.sums.count),

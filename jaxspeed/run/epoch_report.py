@@ -47,7 +47,7 @@ class BrokenImages:
 
   def __init__(self, run: Run) -> None:
     self._path, self._max_broken = run.folder / FILE, run.config.data.max_broken
-    self._take = run.feed.take_broken
+    self._feed = run.feed
     self._images = {"train": run.plan.train_images, "eval": run.plan.eval_images}
     # All processes know those of earlier starts, and those that any has found in this one.
     self._earlier = _gather(_read(self._path) if processes.is_primary() else {})
@@ -66,7 +66,9 @@ class BrokenImages:
       UserError: too many images are broken. With several processes, `settle` raises this instead,
         so that all of them end.
     """
-    self._own |= {key: reason for key, reason in self._take().items() if key not in self._found}
+    read = self._feed.broken
+    self._own |= {key: reason for key, reason in read.items() if key not in self._found}
+    read.clear()
     if not processes.several():
       self._check(self._found | self._own)
 
@@ -187,11 +189,12 @@ class EpochReport:
 
   def begin_training(self, step: int) -> None:
     """Starts measuring the training of an epoch, after `step` steps."""
-    self._begun = (step, self._run.clock.dawn_seconds, NetworkMeter())
+    waited = self._run.feed.waited_seconds
+    self._begun = (step, self._run.clock.dawn_seconds, waited, NetworkMeter())
 
   def end_training(self, end: int) -> None:
     """Measures the training of the epoch that ends with step `end`. All processes must call it."""
-    step, before, network = self._begun
+    step, before, waited, network = self._begun
     seconds = self._run.clock.dawn_seconds - before
     plan = self._run.plan
     images_per_second = (plan.examples(end) - plan.examples(step)) / seconds
@@ -199,17 +202,18 @@ class EpochReport:
       "images_per_second": images_per_second,
       "images_per_second_per_device": images_per_second / self._run.spec.devices,
       "step_seconds": seconds / (end - step),
-      "data_wait": self._data_wait(seconds),
+      "data_wait": self._data_wait(waited, seconds),
       **network.rates(),
     }
 
-  def _data_wait(self, seconds: float) -> float:
+  def _data_wait(self, before: float, seconds: float) -> float:
     """The share of `seconds` of training in which the devices waited for input.
 
     With several processes, it is the share of the one that waited longest: the others' devices wait
     for it in the all-reduce, and look busy.
     """
-    millionths = processes.gather(round(1e6 * self._run.feed.take_waited_seconds() / seconds))
+    waited = self._run.feed.waited_seconds - before
+    millionths = processes.gather(round(1e6 * waited / seconds))
     return max(millionths) / 1e6
 
   def epoch(self, step: int, carry: Carry, evaluation: Evaluation | None) -> None:

@@ -24,7 +24,7 @@ from jaxspeed.data.hold_out import TENTH, require_training_images
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.devices import precision
 from jaxspeed.errors import UserError, printable, some
-from jaxspeed.feeds.protocol import Feed, OpenData
+from jaxspeed.feeds.protocol import DataRequest, Feed, OpenData
 from jaxspeed.feeds.resident import ResidentFeed
 from jaxspeed.feeds.stream import StreamFeed
 from jaxspeed.planning.make import make_plan
@@ -154,9 +154,8 @@ def open_data(
       f"the run was trained on {arrays} from Python, which its folder does not hold: name a data "
       "set with --config.data.path, or call run.evaluate(images, labels) in Python."
     )
-  console = console or silent_console()
-  data = feed_of(config).open_data(config, console, follow=follow, phases=phases, given=given)
-  return _with_notes(config, data)
+  asked = DataRequest(config, console or silent_console(), follow, phases, given)
+  return _with_notes(config, feed_of(config).open_data(asked))
 
 
 def as_data_decide(config: ConfigDict, data: OpenData) -> ConfigDict:

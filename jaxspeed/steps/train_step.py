@@ -15,9 +15,9 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxspeed.data.augment import Drawn, augment, cutmix
+from jaxspeed.data.augment import Drawn, augment
 from jaxspeed.data.batch import CUTMIX, DROPOUT, MIX, OWN, Batch, purpose_key
-from jaxspeed.data.mixing import mix, where_paired
+from jaxspeed.data.mixing import cutmix, mix
 from jaxspeed.devices import allreduce, precision
 from jaxspeed.devices.mesh import AXIS
 from jaxspeed.errors import UserError
@@ -131,8 +131,8 @@ def augmented(
       image, partner, weight = mix(keys(MIX), image, label, batch.mask, **alphas)
     image = image.astype(dtype)
     if kind.cutmix:
-      mixed, partner, share = cutmix(keys(CUTMIX), image, label, size=fields.cutmix, **part)
-      image, weight = where_paired(batch.mask, mixed, image, jnp.asarray(share, weight.dtype))
+      image, partner, share = cutmix(keys(CUTMIX), image, label, batch.mask, fields.cutmix, **part)
+      weight = share.astype(weight.dtype)
   return batch.replace(image=image, partner=partner, partner_weight=weight)
 
 

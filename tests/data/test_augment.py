@@ -10,8 +10,9 @@ from ml_collections import ConfigDict
 from tolerances import rounding
 
 from jaxspeed.data import augment as augment_module
-from jaxspeed.data.augment import augment, crop_and_flip, cutmix
+from jaxspeed.data.augment import augment, crop_and_flip
 from jaxspeed.data.batch import AUGMENT
+from jaxspeed.data.mixing import cutmix
 
 MEAN, STD = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
 # Four roundings of numbers up to 255 / std, and with jitter four more of up to twice as large ones.
@@ -145,7 +146,7 @@ def test_a_devices_part_is_as_in_the_whole_batch(devices):
     own, place = slice(first, first + size), dict(first=first, global_batch=16)
     part = augmented(images[own], flip=coins(16)[own], **place, **fields)
     np.testing.assert_array_equal(part, whole[own])
-    for found, expected in zip(mixed(part, labels[own], size=5, **place)[:2], mix, strict=False):
+    for found, expected in zip(mixed(part, labels[own], size=5, **place), mix, strict=True):
       np.testing.assert_array_equal(found, expected[own])
 
 
@@ -184,12 +185,11 @@ def test_what_is_drawn_for_an_image_is_uncorrelated():
   np.testing.assert_allclose(correlation, np.eye(6), rtol=0, atol=5 / np.sqrt(n))
 
 
-def mixed(images, labels, *, size, seed=0, first=0, global_batch=0):
-  batch = global_batch or len(images)
-  result = jitted_cutmix(
-    key(seed), jnp.asarray(images), jnp.asarray(labels), first=first, global_batch=batch, size=size
-  )
-  return [np.asarray(x) for x in result]
+def mixed(images, labels, *, size, first=0, global_batch=0):
+  parts = dict(size=size, first=first, global_batch=global_batch or len(images))
+  # The last image of 1,800 is padding.
+  found = jitted_cutmix(key(), jnp.asarray(images), labels, labels != 1_799, **parts)
+  return [np.asarray(x) for x in found]
 
 
 def test_cutmix_takes_a_square_from_the_partner():
@@ -202,9 +202,10 @@ def test_cutmix_takes_a_square_from_the_partner():
   result, partner, share = mixed(images, labels, size=side)
   np.testing.assert_array_equal(result[..., 1:], images[..., 1:])
   np.testing.assert_array_equal(partner, labels ^ 1)
-  assert share == np.float32(3 * 3 / (8 * 8))
+  np.testing.assert_array_equal(share, np.where(labels == 1_798, 0, np.float32(3 * 3 / (8 * 8))))
+  np.testing.assert_array_equal(result[1_798], images[1_798])
   corners = []
-  for i, image in enumerate(result[..., 0]):
+  for i, image in enumerate(result[:1_798, ..., 0]):
     y, x = np.argwhere(image == i ^ 1)[0]
     expected = np.full((size, size), i)
     expected[y : y + side, x : x + side] = i ^ 1
@@ -216,7 +217,7 @@ def test_cutmix_takes_a_square_from_the_partner():
 def test_one_gather_does_crop_and_flip_and_nothing_scatters():
   def both(images, flip, labels):
     x = augment_by_fields(key(), images, first=0, global_batch=8, **(OFF | ALL | dict(flip=flip)))
-    return cutmix(key(1), x, labels, first=0, global_batch=8, size=3)
+    return cutmix(key(1), x, labels, labels < 7, 3, first=0, global_batch=8)
 
   program = str(jax.make_jaxpr(both)(random_images(8, 12), coins(8), jnp.arange(8)))
   assert program.count(" gather[") == 1

@@ -9,12 +9,13 @@ import optax
 import pytest
 from tolerances import assert_equal
 from toy import LinearNet, toy_arrays, toy_config
-from toy_images import batches_from, toy_stream
+from toy_images import toy_stream
 
 from jaxspeed.data.batch import balanced_order
 from jaxspeed.data.disk.sets import ImageSets
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.feeds.resident import ResidentFeed
+from jaxspeed.feeds.stream import batches_from
 from jaxspeed.run.setup import class_counts, open_data, plan_of, uneven_classes
 from jaxspeed.steps.losses import MetricSums
 from jaxspeed.steps.spec import make_train_spec
@@ -97,7 +98,8 @@ def test_the_batches_of_a_stream_are_balanced_on_any_processes(places, last_batc
   def batches(phase, *, skipped=0, process=0, processes=1):
     monkeypatch.setattr(jax, "process_index", lambda: process)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    with contextlib.closing(batches_from(sets, spec, 7, phase.first_step + skipped)) as found:
+    first = phase.first_step + skipped
+    with contextlib.closing(batches_from(sets, spec, 7, first, {})) as found:
       return [next(found) for _ in range(phase.steps_per_epoch - skipped)]
 
   for phase, present in zip(spec.plan.phases, (4, 3), strict=True):

@@ -2,6 +2,8 @@
 
 import threading
 import time
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from toy_images import toy_stream
@@ -14,80 +16,33 @@ from jaxspeed.run.session import train
 pytest.importorskip("tensorflow")
 
 
-class Loss:
-  """The loss of a step that ends at a second of a clock, or of one that fails."""
+# A batch is asked for after 10 s and comes after 190; before it, the step ends or does not.
+@pytest.mark.parametrize(("step_ends", "waited"), [(4.0, 180.0), (40.0, 150.0), (None, 0.0)])
+def test_a_wait_begins_with_the_request_or_the_end_of_the_step(monkeypatch, step_ends, waited):
+  clock, feed, ended = (
+    types.SimpleNamespace(now=0.0),
+    object.__new__(stream.StreamFeed),
+    threading.Event(),
+  )
+  monkeypatch.setattr(stream, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
 
-  def __init__(self, clock, end):
-    self._clock, self._end = clock, end
+  def pass_until(second):
+    if step_ends is not None and clock.now < step_ends <= second:
+      clock.now = step_ends
+      ended.set()
+      feed._step_end.result()
+    clock.now = second
 
-  def is_ready(self):
-    return self._end is None or self._clock.now >= self._end
+  def batches():
+    yield pass_until(190.0)
 
-  def block_until_ready(self):
-    if self._end is None:
-      raise RuntimeError("a device is gone")
-    self._clock.wait_for(self._end)
-    _ended.at = self._end
-
-
-_ended = threading.local()
-
-
-@pytest.fixture
-def clock(monkeypatch):
-  """Seconds that pass when the test says so; a thread that waited for a step sees its end."""
-
-  class Clock:
-    now, passed = 0.0, threading.Condition()
-
-    def monotonic(self):
-      return getattr(_ended, "at", self.now)
-
-    def sleep(self, seconds):
-      with self.passed:
-        self.now += seconds
-        self.passed.notify_all()
-
-    def wait_for(self, second):
-      with self.passed:
-        assert self.passed.wait_for(lambda: self.now >= second, timeout=60)
-
-    def batches(self, seconds):
-      while True:
-        yield self.sleep(seconds)
-
-  clock = Clock()
-  monkeypatch.setattr(stream, "time", clock)
-  return clock
-
-
-@pytest.mark.parametrize(
-  ("batch_seconds", "step_seconds", "idle"),
-  # Of a batch every 180 s, steps of 30 leave the devices idle for 150.
-  [(180.0, 30.0, 150.0), (180.0, 9.0, 171.0), (30.0, 30.0, 0.0), (10.0, 30.0, 0.0)],
-)
-def test_waiting_is_measured_from_the_end_of_the_step(clock, batch_seconds, step_seconds, idle):
-  wait, batches = stream.InputWait(), clock.batches(batch_seconds)
-  wait.take(batches)
-  assert wait.seconds == batch_seconds  # nothing was under way
-  end = clock.now
-  for _ in range(5):
-    end = max(end, clock.now) + step_seconds
-    wait.dispatched(Loss(clock, end))
-    wait.take(batches)
-  assert wait.seconds == batch_seconds + 5 * idle
-  clock.sleep(1e9)
-  wait.close()
-
-
-@pytest.mark.parametrize(("end", "waited"), [(1.0, 2.0), (None, 0.0)])
-def test_what_passes_before_a_request_and_after_a_failure_is_no_wait(clock, end, waited):
-  wait = stream.InputWait()
-  wait.dispatched(Loss(clock, end))
-  clock.sleep(5.0)
-  wait.take(clock.batches(2.0))
-  assert wait.seconds == waited
-  wait.close()
+  with ThreadPoolExecutor(1) as pool:
+    loss = types.SimpleNamespace(block_until_ready=ended.wait)
+    feed._step_end, feed._batches = pool.submit(stream._end_of, loss), batches()
+    pass_until(10.0)
+    feed._next_batch()
+    ended.set()
+  assert feed.waited_seconds == waited
 
 
 class SlowNoise(stream.TrainStream):

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import threading
 import types
 
 import jax
@@ -14,7 +13,7 @@ from PIL import Image
 from recipes import get_config
 from tolerances import EQUAL, assert_equal
 from toy import MIXED
-from toy_images import batches_from, killed_at, params_of, toy_stream
+from toy_images import killed_at, params_of, toy_stream
 
 from jaxspeed.devices import mesh as mesh_lib
 from jaxspeed.errors import UserError
@@ -28,10 +27,10 @@ from jaxspeed.run.predict import predict, run_predictor
 from jaxspeed.run.restore import load_config, open_run
 from jaxspeed.run.session import train
 from jaxspeed.run.setup import open_data, plan_of
-from jaxspeed.run.trainer import Trainer
 from jaxspeed.steps.spec import make_train_spec
 
 pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.filterwarnings("error::jaxspeed.devices.compile.CompiledInsideClock")
 
 
 @pytest.fixture(scope="module")
@@ -182,37 +181,6 @@ def test_a_folder_without_splits_and_with_hard_names(places, tmp_path, capsys):
   assert json.loads((tmp_path / "run" / "classes.json").read_text()) == list(names)
 
 
-@pytest.fixture
-def compiled_here():
-  """Names of what the main thread compiles from now on."""
-  compiled = []
-
-  def listen(event, duration, **_):
-    if event.endswith("backend_compile_duration"):
-      if threading.current_thread() is threading.main_thread():
-        compiled.append(event)
-
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  yield compiled
-  jax.monitoring.unregister_event_duration_listener(listen)
-
-
-def three_sizes(images, cache, **fields):
-  return toy_stream(
-    images,
-    cache,
-    epochs=4.0,
-    **{
-      "phases.first_epoch": (0, 1, 2),
-      "phases.image_size": (16, 24, 32),
-      "phases.min_scale": (0.5, 0.5, 0.5),
-      "phases.eval_mode": ("center", "rect", "rect"),
-      "checkpoint.every_seconds": 0.0,
-      **fields,
-    },
-  )
-
-
 def test_the_stream_of_the_next_phase_opens_in_the_epoch_before_it(places, monkeypatch):
   opened = []
 
@@ -225,33 +193,10 @@ def test_the_stream_of_the_next_phase_opens_in_the_epoch_before_it(places, monke
   config = toy_stream(*places, **{"epochs": 3.0, "phases.first_epoch": (0, 2)})
   sets = open_data(config)
   spec = make_train_spec(config, plan_of(config, sets), mesh_lib.make_mesh(1))
-  with contextlib.closing(batches_from(sets, spec, 7, 0)) as batches:
+  with contextlib.closing(stream.batches_from(sets, spec, 7, 0, {})) as batches:
     # Two steps an epoch; the stream opens behind the first of them.
     sizes = [(next(batches).image.shape[1], *opened) for _ in range(6)]
   assert sizes == [(16, 16)] * 2 + [(16, 16, 24)] * 2 + [(24, 16, 24)] * 2
-
-
-def test_nothing_compiles_inside_the_clock(places, tmp_path, compiled_here, monkeypatch):
-  train_epoch, in_clock = Trainer._train_epoch, []
-
-  def counted(self, step):
-    compiled_here.clear()
-    done = train_epoch(self, step)
-    in_clock.append(len(compiled_here))
-    if step == 4 and len(in_clock) == 3:
-      raise KeyboardInterrupt
-    return done
-
-  monkeypatch.setattr(Trainer, "_train_epoch", counted)
-  config = three_sizes(*places)
-  with pytest.raises(KeyboardInterrupt):
-    train(config, str(tmp_path / "three"))
-  assert in_clock == [0, 0, 0]
-  # Killed in the third epoch: its last checkpoint lies inside the phase.
-  train(config, str(tmp_path / "three"))
-  assert in_clock[3:] and not any(in_clock)
-  rows = read_metrics(tmp_path / "three")
-  assert [row["image_size"] for row in rows] == [16, 24, 32, 32]
 
 
 def test_the_shapes_of_rectangles_do_not_depend_on_the_batch():

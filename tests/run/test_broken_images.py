@@ -18,12 +18,11 @@ def ledger(folder, max_broken=0.5):
   config = load_recipe("imagenette.py")
   config.data.max_broken = max_broken
   plan, found = types.SimpleNamespace(train_images=100, eval_images=20), {}
-  feed = types.SimpleNamespace(take_broken=lambda: dict(found))
+  feed = types.SimpleNamespace(broken=found)
   run = types.SimpleNamespace(folder=folder, plan=plan, config=config, feed=feed)
   broken = BrokenImages(run)
 
   def note(images):
-    found.clear()
     found.update(images)
     broken.note()
 

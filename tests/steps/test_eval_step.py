@@ -49,9 +49,8 @@ def spec_of(views, devices=1, **fields):
 
 
 def evaluate(spec, arrays, variables=VARIABLES):
-  data = pad_batches(
-    arrays.eval_images, arrays.eval_labels, batch=spec.plan.eval_batch_size, devices=spec.devices
-  )
+  size = spec.plan.eval_batch_size * spec.devices
+  data = pad_batches(arrays.eval_images, arrays.eval_labels, size)
   program = jax.jit(eval_step.evaluate_on_mesh(spec))
   return program(*mesh_lib.replicate((variables, data), spec.mesh))
 
@@ -164,5 +163,5 @@ def test_an_evaluation_is_in_the_precision_of_the_config():
   spec = spec_of("selective", precision="bfloat16")
   spec = dataclasses.replace(spec, model=Net(jnp.bfloat16))
   arrays = toy_arrays(spec.config)
-  data = pad_batches(arrays.eval_images, arrays.eval_labels, batch=4, devices=1)
+  data = pad_batches(arrays.eval_images, arrays.eval_labels, 4)
   jax.eval_shape(eval_step.evaluate_on_mesh(spec), VARIABLES, data)

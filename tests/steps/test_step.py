@@ -45,6 +45,7 @@ def make_feed(job, *, whole_epochs=False):
   feed = object.__new__(ResidentFeed)
   feed.spec, feed.data = job, toy_arrays(job.config)
   feed._programs, feed.carry = compile_programs(job, whole_epochs=whole_epochs)
+  feed.whole_epochs = whole_epochs
   feed.place()
   return feed
 

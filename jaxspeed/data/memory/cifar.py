@@ -55,15 +55,6 @@ CIFAR100 = Layout(
 LAYOUTS = (CIFAR10, CIFAR100)
 
 
-def find_cifar(path: pathlib.Path, name: str) -> pathlib.Path | None:
-  """Return the folder of CIFAR's files, `path` or one below; of CIFAR-10 and 100, prefer `name`."""
-  for layout in sorted(LAYOUTS, key=lambda each: each.name != name):
-    for folder in (path, path / layout.folder):
-      if any((folder / file).is_file() for file in layout.records):
-        return folder
-  return None
-
-
 def refuse_pickled(path: pathlib.Path, names: Iterable[str]) -> None:
   """Raise a UserError if `path` is the "python version", by names of files and folders in it."""
   if _PICKLED & set(names):
@@ -74,22 +65,29 @@ def refuse_pickled(path: pathlib.Path, names: Iterable[str]) -> None:
     )
 
 
-def read_cifar(path: pathlib.Path, name: str = "") -> Arrays:
-  """Read the binary files of a folder, or of the official .tar.gz, which is not extracted.
-
-  Of CIFAR-10 and 100, prefer `name`.
+def find_files(path: pathlib.Path) -> dict[str, bytes]:
+  """Return the content of CIFAR's files by name: of a folder, one below it, or a .tar.gz.
 
   Raises:
-    UserError: a file is missing or has the wrong size; or it is not an archive, or is cut off.
+    UserError: it is a file, but not an archive, or is cut off.
   """
   known = {file for each in LAYOUTS for file in (*each.records, each.names_file)}
+  if path.is_file():
+    return _from_archive(path, known)
   contents = dict[str, bytes]()
-  if path.is_dir():
-    for file in known:
-      with contextlib.suppress(FileNotFoundError), open_regular(path / file) as stream:
+  for folder in (path, *(path / each.folder for each in LAYOUTS)):
+    for file in known - contents.keys():
+      with contextlib.suppress(FileNotFoundError), open_regular(folder / file) as stream:
         contents[file] = stream.read(_MOST_BYTES)
-  else:
-    contents = _from_archive(path, known)
+  return contents
+
+
+def arrays_of(contents: Mapping[str, bytes], path: pathlib.Path, name: str = "") -> Arrays:
+  """Return the images and labels in the files found at `path`; of CIFAR-10 and 100, prefer `name`.
+
+  Raises:
+    UserError: a file is missing or has the wrong size.
+  """
   # Where there is neither, the message on the first file of the one that is preferred.
   layouts = sorted(LAYOUTS, key=lambda each: each.name != name)
   layout = next((each for each in layouts if each.records.keys() & contents.keys()), layouts[0])

@@ -31,7 +31,7 @@ from jaxspeed.data.memory.arrays import (
   repeat_grey,
   with_classes,
 )
-from jaxspeed.data.memory.cifar import find_cifar, read_cifar, refuse_pickled
+from jaxspeed.data.memory.cifar import arrays_of, find_files, refuse_pickled
 from jaxspeed.errors import UserError, printable
 from jaxspeed.files import expanded, locked_folder, open_regular
 
@@ -108,10 +108,10 @@ def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -
   if not path.exists():
     raise _refused(path, "does not exist")
   if path.is_file() and not is_csv(path):
-    return _through_cache(path, cache, read_cifar)
+    return _through_cache(path, cache, lambda archive: arrays_of(find_files(archive), archive))
   if path.is_dir():
-    if found := find_cifar(path, name):
-      return read_cifar(found, name)
+    if files := find_files(path):
+      return arrays_of(files, path, name)
     if version := find_tfds(path, name):
       return _read_tfds(version, cache, tune)
     if any((folder / "images.npy").exists() for folder in (path, path / "train")):
@@ -217,8 +217,6 @@ def read_npy(path: pathlib.Path) -> np.ndarray:
       if not isinstance(found, np.ndarray) or found.dtype.kind not in "biufc":
         raise ValueError("it holds no array of numbers")
     return np.ascontiguousarray(found)
-  except FileNotFoundError as error:
-    raise UserError(f"{path} is missing: images.npy and labels.npy lie side by side.") from error
   except Exception as error:  # damaged headers raise almost anything
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     raise UserError(

@@ -95,8 +95,7 @@ def resize(
   table = list_images(expanded(source, "SRC"))
   folders = [expanded(destination, "DST") / str(size) for size in sizes]
   flags = [f"--sizes={','.join(map(str, sizes))}", *[f"--quality={quality}"] * (quality != QUALITY)]
-  names = table.names.decoded()
-  jobs = [names[i : i + _CHUNK] for i in range(0, len(names), _CHUNK)]
+  jobs = [*table.names.lists(_CHUNK)]
   roots = dict(zip(sizes, map(str, folders), strict=True))
   work = functools.partial(_resize, table.root, roots, quality)
   return follow(folders, "resize", table, flags, jobs, work, workers=workers, show=show)

@@ -124,14 +124,8 @@ def _write_shard(shard: _Shard) -> Made:
 
 def _record(path: str, label: int) -> bytes:
   """Return the record of an image: a tf.train.Example with its file_name, image and label."""
-  try:
-    with open_regular(path) as file:
-      encoded = file.read()
-  except OSError as error:
-    raise UserError(
-      f"{path} cannot be read ({error.strerror or error}): repair or remove it and run the same "
-      "command again."
-    ) from error
+  with open_regular(path) as file:
+    encoded = file.read()
   name = "/".join(pathlib.PurePath(path).parts[-2:])
   values = {
     FILE_NAME: field(1, field(1, os.fsencode(name))),
@@ -146,18 +140,14 @@ def _write_info(
   folder: pathlib.Path, name: str, class_names: Sequence[str], shards: Sequence[_Shard]
 ) -> None:
   """Write label.labels.txt, features.json and dataset_info.json."""
-  splits = []
-  for split in ("train", "validation"):
-    lengths = {each.path: len(each.packed) for each in shards if each.split == split}
-    frames = 16 * sum(lengths.values())  # lengths and checksums, which TFDS does not count
-    splits.append(
-      {
-        "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-        "name": split,
-        "numBytes": str(sum(map(os.path.getsize, lengths)) - frames),
-        "shardLengths": [*map(str, lengths.values())],
-      }
-    )
+  splits = [
+    {
+      "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+      "name": split,
+      "shardLengths": [str(len(each.packed)) for each in shards if each.split == split],
+    }
+    for split in ("train", "validation")
+  ]
   keys = [{"featureKey": key} for key in (_IMAGE, _LABEL)]
   info = {
     "fileFormat": "tfrecord",

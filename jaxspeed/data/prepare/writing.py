@@ -139,8 +139,8 @@ def follow(
       indices = [_complete(folder, made, found, source) for folder in folders]
   except OSError as error:
     raise UserError(
-      f"{error.filename or folders[0]} cannot be written ({error.strerror or error}): nothing is "
-      "half-written; correct that and run the same command again, which resumes from here."
+      f"{error.filename or folders[0]} cannot be read or written ({error.strerror or error}): "
+      "nothing is half-written; correct that, and the same command resumes from here."
     ) from error
   seconds = time.perf_counter() - began
   return Done(done - len(found), read, found, seconds, indices, source.notes)

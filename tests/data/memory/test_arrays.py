@@ -1,7 +1,6 @@
 """open_arrays: which format a path is, the cache behind it, and each bad input."""
 
 import os
-import pickle
 import subprocess
 import sys
 import tarfile
@@ -12,16 +11,6 @@ import pytest
 from tiny_sets import CIFAR_NAMES, assert_holds, write_arrays
 
 from jaxspeed.errors import UserError
-
-
-def test_binary_folder_from_itself_or_from_above(cifar10, opened, tmp_path):
-  folder, expected = cifar10
-  for path in (folder, folder.parent):
-    found = opened(path)
-    assert_holds(found, expected)
-    assert found.class_names == tuple("0123456789")
-    assert found.source == "CIFAR-10, binary version in cifar-10-batches-bin"
-  assert not (tmp_path / "cache").exists()
 
 
 @pytest.fixture
@@ -35,18 +24,13 @@ def archive(cifar10, tmp_path):
   return path, expected
 
 
-def test_archive(archive, opened):
+def test_a_changed_archive_and_a_damaged_cache_are_read_again(archive, opened, tmp_path, caplog):
   path, expected = archive
   for ending in ("", ", from the cache"):
     found = opened(path)
     assert_holds(found, expected)
     assert found.source == f"CIFAR-10, binary version in cifar-10-binary.tar.gz{ending}"
     assert found.class_names == CIFAR_NAMES
-
-
-def test_a_changed_source_and_a_damaged_cache_are_read_again(archive, opened, tmp_path, caplog):
-  path, expected = archive
-  opened(path)
   os.utime(path, (1, 1))
   assert not opened(path).source.endswith("from the cache")
   (entry,) = (tmp_path / "cache").glob("arrays-*.npz")
@@ -161,15 +145,12 @@ def test_paths_that_hold_no_set_are_named(tmp_path, opened):
   (tmp_path / "notes.txt").write_text("no set")
   with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as file:
     file.add(tmp_path / "notes.txt", "notes.txt")
-  (tmp_path / "cifar-10-batches-py").mkdir()
-  (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(pickle.dumps({}))
   for path, message in {
     "nowhere": "nowhere does not exist; it names a folder or .tar.gz archive of CIFAR's binary",
     "empty": "empty holds no data set, .*; it names .*dataset_info.json.*train/images.npy",
     "photos": "photos holds no data set, .* trains from memory; .*configs/imagenette.py",
     "notes.txt": "notes.txt cannot be read as an archive",
     "other.tar.gz": "other.tar.gz has 0 bytes of data_batch_1.bin, not the .* of the binary",
-    "cifar-10-batches-py": "cifar-10-batches-py is the pickled Python version",
   }.items():
     with pytest.raises(UserError, match=message):
       opened(tmp_path / path)

@@ -1,15 +1,16 @@
 """The commands of jaxspeed.prepare: kills, full disks and mistakes."""
 
+import functools
 import json
 import os
 import signal
-import time
 
 import commands
 import numpy as np
 import pytest
 from image_files import broken_files, encode, images_in, ramp, small_set, tree, write
 from in_process import command, mistake
+from local_cluster import wait_until
 
 from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.resize import resize
@@ -30,25 +31,10 @@ def many(tmp_path_factory):
 
 
 def start_resize(source, out):
-  return commands.start(
-    "-m",
-    "jaxspeed.prepare",
-    "resize",
-    str(source),
-    str(out),
-    "--sizes=100,200",
-    "--workers=2",
-    start_new_session=True,
-    # A shell's background job ignores it, and so does what it starts.
-    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-  )
-
-
-def wait_for(condition, seconds=60):
-  end = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < end, "it did not come about"
-    time.sleep(0.002)
+  words = ("resize", str(source), str(out), "--sizes=100,200", "--workers=2")
+  # A shell's background job ignores it, and so does what it starts.
+  heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+  return commands.start("-m", "jaxspeed.prepare", *words, start_new_session=True, preexec_fn=heard)
 
 
 def lives(group):
@@ -73,12 +59,13 @@ def test_a_run_that_is_stopped_ends_in_the_same_bytes_and_so_do_its_workers(tmp_
     (os.kill, signal.SIGKILL),
   ):
     before, process = count(stopped), start_resize(many, stopped)
-    wait_for(lambda before=before: count(stopped) > before)
+    while count(stopped) <= before:
+      assert process.poll() is None
     kill(process.pid, number)
     _, err = process.communicate(timeout=60)
     if number == signal.SIGINT:
       assert (process.returncode, err) == (130, "jaxspeed: stopped by Ctrl-C.\n")
-    wait_for(lambda pid=process.pid: not lives(pid))
+    wait_until(lambda pid=process.pid: not lives(pid), 60, "the end of the workers")
     assert before < count(stopped) < 280
     for name, content in images_in(stopped).items():
       assert content == (undisturbed / name).read_bytes()
@@ -140,7 +127,7 @@ def mistakes(tmp):
     "twice": (["resize", source, out, "--sizes=8,8"], "--sizes=8,8: name different short sides"),
     "words": (["resize", source, out, "--sizes=small"], "--sizes=small: name different short"),
     "zero": (["resize", source, out, "--sizes=16,0"], "--sizes=16,0: name different short"),
-    "blocked": (["resize", source, tmp / "file", pixels], "cannot be written (Not a directory)"),
+    "blocked": (["resize", source, tmp / "file", pixels], "read or written (Not a directory)"),
     "index": (["index", tmp / "empty"], "empty has no train/"),
     "of another": (["index", source, "--quality=3"], "--quality=3 has no effect with index."),
     "stranger": (

@@ -16,7 +16,6 @@ from image_files import (
   edit,
   encode,
   images_in,
-  names_of,
   notes_of_training,
   ramp,
   small_set,
@@ -26,7 +25,6 @@ from image_files import (
 from in_process import command
 from PIL import Image, ImageOps
 
-from jaxspeed.data.disk.sources import open_images
 from jaxspeed.data.prepare.resize import copy_shape, make_copies, resize
 from jaxspeed.data.workers import in_processes
 from jaxspeed.errors import UserError
@@ -181,20 +179,6 @@ def out(tmp_path, source):
   return tmp_path / "set-sz"
 
 
-def test_images_without_originals_are_refused_and_stay(tmp_path, source, out):
-  for path in (*source.glob("train/c/*"), *source.glob("val/c/*"), source / "train/a/1.jpg"):
-    path.unlink()
-  (source / "train/c").rmdir(), (source / "val/c").rmdir()
-  write(out / "8", {"train/a/notes.txt": b"mine", "train/a/.hidden.jpg": b"mine"})
-  before = images_in(out / "8")
-  with pytest.raises(
-    UserError,
-    match=r"8 holds 6 images without originals .*\(train/a/1.jpg, .*: remove them or move",
-  ):
-    resize(source, out, sizes=(8,))
-  assert images_in(out / "8") == before
-
-
 @pytest.mark.parametrize("target", ["set/train/b", "set/train/c", "moved"])
 def test_nothing_behind_a_link_is_written(tmp_path, source, out, target):
   edit(source / "train/b/0.jpg")
@@ -228,7 +212,7 @@ def test_what_stands_in_the_place_of_a_copy_is_replaced_or_named(source, out):
   assert tree(out) == before
   copy.unlink()
   copy.mkdir()
-  with pytest.raises(UserError, match=rf"{copy} cannot be written \(Is a director"):
+  with pytest.raises(UserError, match=rf"{copy} cannot be read or written \(Is a dir"):
     resize(source, out, sizes=(8,))
   copy.rmdir()
   assert resize(source, out, sizes=(8,)).made == 1 and tree(out) == before
@@ -253,15 +237,3 @@ def test_a_class_of_broken_images_is_named_and_the_rest_is_made(tmp_path, source
   assert len(list((out / "8").rglob("*.jpg"))) == 11
   with pytest.raises(UserError, match="8 holds resized copies that are not complete"):
     notes_of_training(source)
-
-
-def test_of_class_folders_and_their_copies_the_same_images_are_held_out(tmp_path):
-  files = {f"{name}/{i}.png": encode(ramp(20, 9 + i), "PNG") for name in "ab" for i in range(20)}
-  folders = [write(tmp_path / "set", files), tmp_path / "sz" / "8"]
-  resize(folders[0], tmp_path / "sz", sizes=(8,))
-  first, second = (
-    open_images(name="", path=str(each), cache=str(tmp_path / "c")) for each in folders
-  )
-  for one, other in ((first.train, second.train), (first.eval, second.eval)):
-    assert names_of(one) == names_of(other)
-  assert len(first.eval) == 4 and np.minimum(second.train.width, second.train.height).max() == 8
