@@ -104,9 +104,8 @@ def mix(
     chosen = uniform[4] < (0.5 if mixup else 1.0)
     weight = jnp.where(chosen, box.astype(images.dtype), weight)
     share = jnp.where(chosen, pixels.astype(images.dtype) / (h * w), share)
-  paired = of_partner(mask)
-  weight = jnp.where(paired[:, None, None, None], weight, 0.0)
-  mixed = images * (1.0 - weight) + of_partner(images) * weight
+  mixed, paired = images * (1.0 - weight) + of_partner(images) * weight, of_partner(mask)
+  mixed = jnp.where(paired[:, None, None, None], mixed, images)
   return mixed, of_partner(labels), jnp.where(paired, share, 0.0)
 
 

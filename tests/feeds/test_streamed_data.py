@@ -28,7 +28,7 @@ def test_too_many_headers_that_cannot_be_read_are_told_before_anything_is_compil
   for number in (1, 5, 9):
     (images / "train" / "class_1" / f"00{number}.jpg").write_bytes(b"<html>" * (number == 5))
   config = toy_stream(images, tmp_path / "cache")
-  sentence = "^3 of 40 training images in .* allows 1: train/class_1/001.jpg .it is empty.*=0.075: "
+  sentence = "^3 of 40 training images .* allows 1: train/class_1/001.jpg .it is empty.*=0.075: "
   with pytest.raises(UserError, match=sentence):
     train(config, str(tmp_path / "run"))
   assert not (tmp_path / "run").exists()
