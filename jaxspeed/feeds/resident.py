@@ -68,7 +68,7 @@ class ResidentFeed(Feed):
     if height != width or height != data.image_size and "data.image_size" not in asked.follow:
       advice = f", or set --config.data.image_size={height}" * (height == width)
       raise UserError(
-        f"the images of {where} have {height} x {width} pixels, and this recipe trains on squares, "
+        f"the images of {where} have {height} x {width} pixels and this recipe trains on squares "
         f"of config.data.image_size={data.image_size}: crop or resize them{advice}."
       )
     return arrays
