@@ -30,11 +30,11 @@ class Names:
   """
 
   def __init__(self, text: UInt8[np.ndarray, "bytes"]) -> None:
-    self.text = text
+    self.text, self._view = text, text.data
     parts = range(0, len(text), _PART)
     ends = (np.flatnonzero(text[at : at + _PART] == 0) + (at + 1) for at in parts)
     dtype = np.min_scalar_type(len(text))  # 4 bytes up to 4 GB
-    self._starts = np.concatenate([[0], *ends], dtype=dtype, casting="unsafe")
+    self._starts = np.concatenate([[0], *ends], dtype=dtype, casting="unsafe").data
 
   @classmethod
   def of(cls, names: Iterable[str]) -> "Names":
@@ -45,7 +45,7 @@ class Names:
     return len(self._starts) - 1
 
   def __getitem__(self, number: int) -> bytes:
-    return bytes(self.text.data[self._starts.item(number) : self._starts.item(number + 1) - 1])
+    return bytes(self._view[self._starts[number] : self._starts[number + 1] - 1])
 
   def first(self, count: int) -> UInt8[np.ndarray, "bytes"]:
     """Return the text of the first `count` names."""
