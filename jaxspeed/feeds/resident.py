@@ -1,6 +1,5 @@
 """The feed of a data set in memory, and its programs."""
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -207,7 +206,7 @@ def compile_programs(
   key, shape = array((2,), jnp.uint32), (config.data.image_size, config.data.image_size)
   train_set = abstract_batch(everywhere, plan.train_images, shape)
   group = plan.eval_batch_size * spec.devices
-  padded = math.ceil(plan.eval_images / group) * group
+  padded = plan.eval_images + -plan.eval_images % group
   eval_set = abstract_batch(everywhere, padded, shape).replace(index=array((padded,)))
   table = {name: array(column.shape, spec.accumulation) for name, column in plan.table.items()}
   balanced = config.data.balance == "sampling"

@@ -18,7 +18,7 @@ from jaxspeed.devices import allreduce
 from jaxspeed.devices import options as options_lib
 from jaxspeed.devices.compile import Program
 from jaxspeed.errors import UserError
-from jaxspeed.feeds import resident
+from jaxspeed.feeds import evaluation
 from jaxspeed.feeds.resident import compile_programs
 from jaxspeed.models import resnet
 from jaxspeed.steps import eval_step
@@ -64,7 +64,7 @@ def test_every_program_gets_the_options_of_all_programs(monkeypatch):
     seen.append(dict(options))
     return Program(None, 0.0, False, 0.0)
 
-  monkeypatch.setattr(resident, "compile_program", compile_program)
+  monkeypatch.setattr(evaluation, "compile_program", compile_program)
   monkeypatch.setattr(TrainSpec, "common_options", lambda *_: {"common": "1"})
   compile_programs(toy_spec(toy_config()))
   assert seen == [{"common": "1"}] * 4
