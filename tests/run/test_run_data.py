@@ -71,8 +71,10 @@ def test_tuning_leaves_the_test_set_alone(tmp_path, capsys):
   steps = read_metrics(folder)[-1]["step"]
   assert (planned.train_images, planned.eval_images) == (1350, 150)
   assert planned.total_steps == steps == 2 * (1348 // 160)
+  narrow = write_npy(tmp_path / "narrow", np.zeros((20, 8, 6, 3), np.uint8), np.arange(20) % 10)
   for fields, words in (
     ({}, "config.tune_on: 'validation' -> 'test'"),
+    ({"data.path": str(narrow)}, r"have 8 x 6 pixels .* squares .*: crop or resize them\.$"),
     ({"data.image_size": 12}, r"have 8 x 8 pixels .* set --config.data.image_size=8"),
     ({"tune_on": "validation", "data.hold_out": 1.0}, "hold_out=1 leaves no images to train on"),
   ):
