@@ -59,7 +59,7 @@ def test_statistics_are_exact():
     (b"cat\n\ndog", 3, "classes.txt, line 2, is empty"),
     (b"cat\tx\ndog", 3, "classes.txt, line 1, is empty or has a tab"),
     (b"cat\ndog\ncat\n", 3, "look alike, 0: 'cat' and 2: 'cat'"),
-    (b"cat\nd\xffg\n", 3, "classes.txt, line 2, is not UTF-8"),
+    (b"cat\nd\xffg\n", 3, "classes.txt is not UTF-8"),
   ],
 )
 def test_classes_txt_names_the_classes_or_is_refused(tmp_path, opened, content, classes, found):
