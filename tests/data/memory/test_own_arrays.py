@@ -83,7 +83,7 @@ def pixels(*shape):
     (pixels(4, 3, 3, 3).astype(np.int32), [0] * 4, "images.npy is int32 of shape"),
     (pixels(4, 27), [0] * 4, r"images.npy is uint8 of shape \(4, 27\)"),
     (pixels(4, 3, 3, 3), [0] * 5, r"labels.npy .*\(5,\).* of shape \(4,\)"),
-    (pixels(2, 3, 3, 3), [0, 1], "has one image of each class, so none can be held out"),
+    (pixels(2, 3, 3, 3), [0, 1], "has no two images of a class, so none can be held out"),
     (pixels(4, 3, 3, 3), [0, 1, 2, 2**40], "has the label 1099511627776: labels count"),
     (pixels(4, 3, 3, 3), [0, 0, -(2**40), 2], "has the label -1099511627776"),
   ],
