@@ -16,7 +16,7 @@ _EFFECTS = {"train": "each replaced by the next one", "eval": "left out of the a
 
 
 def require_few(broken: Broken, images: Mapping[str, int], max_broken: float) -> None:
-  """Makes sure that of each split few images are broken: one, or `max_broken` of them; never all.
+  """Makes sure that of each split few images are broken: one, or `max_broken` of them.
 
   Args:
     broken: the broken images.
@@ -28,7 +28,7 @@ def require_few(broken: Broken, images: Mapping[str, int], max_broken: float) ->
   """
   for kind, count in images.items():
     found = _of_split(broken, kind)
-    allowed = min(max(1, int(count * max_broken)), count - 1) if max_broken else 0
+    allowed = max(1, int(count * max_broken)) if max_broken else 0
     if len(found) > allowed:
       # Rounded up, so that this share allows them.
       enough = min(1.0, -(-10_000 * len(found) // count) / 10_000)
