@@ -47,10 +47,8 @@ def split_by_digest(
     where: the data set's path or name, for messages.
 
   Raises:
-    UserError: `share` is out of range, or no class has two images.
+    UserError: no class has two images.
   """
-  if not 0 < share <= 1:
-    raise UserError(f"config.data.hold_out={share}: it must be above 0, and at most 1.")
   label = np.asarray(labels)
   if share == 1:
     return np.arange(len(label)), np.arange(len(label))

@@ -78,7 +78,10 @@ def _decode(tf: Any, encoded: Any, box: Any, decoder: Any, *, mixed: bool) -> An
 def _decode_with_pillow(encoded: bytes, box: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
   """Decode a box of an image as it is shown; raises as `pixels.decode` does."""
   y, x, height, width = box.tolist()
-  return pixels.decode(encoded)[y : y + height, x : x + width]
+  part = pixels.decode(encoded)[y : y + height, x : x + width]
+  if part.shape[:2] != (height, width):
+    raise ValueError("it is smaller than when it was indexed")
+  return part
 
 
 def _resize(tf: Any, part: Any, scale: Any, translation: Any, shape: Any) -> Any:

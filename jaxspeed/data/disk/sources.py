@@ -31,6 +31,7 @@ from jaxspeed.data.formats.folders import (
 )
 from jaxspeed.data.formats.label_csv import is_csv, read_csv
 from jaxspeed.data.formats.npz import DEFAULT_CACHE
+from jaxspeed.data.formats.pixels import FORMATS
 from jaxspeed.data.formats.tfrecord import find_tfds, list_tfds, prepare_with_tfds
 from jaxspeed.data.hold_out import (
   TENTH,
@@ -98,6 +99,12 @@ def open_images(
   found = ImageSet(train, evaluation)
   for evaluated_on in ["held-out"] * (table.train is None) + ["validation"] * tune:
     found = _hold_out(found.train, share, evaluated_on)
+  for each in (found.train, found.eval):
+    if not each.width.any():
+      raise UserError(
+        f"none of {len(each)} images of {each.root} has a header that can be read (the first is "
+        f"{each.name(0)}): images are {', '.join(FORMATS)} files, and these may be damaged."
+      )
   require_trained(found.train.label, found.eval.label, table.class_names, path or name)
   return found
 

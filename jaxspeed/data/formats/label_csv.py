@@ -52,9 +52,11 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Table:
   columns, lines, others = _read(path, tuple(_COLUMNS))
   files, labels = [*map(os.path.normpath, columns["file"])], columns["label"]
   order = np.array(sorted(range(len(files)), key=files.__getitem__))
-  if len(set(files)) < len(files):
-    pairs = itertools.pairwise(order.tolist())
-    one, other = next((one, other) for one, other in pairs if files[one] == files[other])
+  # A name may also be the whole path of a file below the list's folder.
+  places = [name.removeprefix(f"{path.parent}{os.sep}") for name in files]
+  if len(set(places)) < len(places):
+    pairs = itertools.pairwise(sorted(range(len(places)), key=places.__getitem__))
+    one, other = next((one, other) for one, other in pairs if places[one] == places[other])
     raise UserError(
       f"{path}, lines {lines[one]} and {lines[other]}, both name {_quoted(files[one])}: list each "
       "image once, with one label and in one split."
@@ -66,12 +68,10 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Table:
     notes = (f"columns of {source} that are not read: {named}",)
   used = np.ones(len(files), bool)
   if "split" in columns:
-    splits = np.array([each.lower() for each in columns["split"]])
-    if len(unknown := np.flatnonzero(~np.isin(splits, SPLITS))):
-      raise UserError(
-        f"{path}, line {lines[unknown[0]]}: the split is {_quoted(columns['split'][unknown[0]])}: "
-        "write train, val or test."
-      )
+    lower = [each.lower() for each in columns["split"]]
+    if wrong := {*lower} - {*SPLITS}:
+      raise UserError(f"{path} has the split {_quoted(min(wrong))}: write train, val or test.")
+    splits = np.array(lower)
     chosen = choose_splits({*splits.tolist()}, path, evaluation=not tune)
     source += f": split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
     parts = [order[splits[order] == each] for each in chosen]

@@ -5,7 +5,6 @@ A file is a sequence of records: one label byte (CIFAR-100: the coarse and the f
 The pickled "python version" is refused, because unpickling a file runs the code in it.
 """
 
-import contextlib
 import dataclasses
 import pathlib
 import tarfile
@@ -16,7 +15,6 @@ import numpy as np
 
 from jaxspeed.data.memory.arrays import Arrays
 from jaxspeed.errors import UserError, printable
-from jaxspeed.files import open_regular
 
 _IMAGE_BYTES = 3 * 32 * 32
 # The largest file has 154 MB.
@@ -65,21 +63,23 @@ def refuse_pickled(path: pathlib.Path, names: Iterable[str]) -> None:
     )
 
 
-def find_files(path: pathlib.Path) -> dict[str, bytes]:
+def find_files(path: pathlib.Path, name: str = "") -> dict[str, bytes]:
   """Return the content of CIFAR's files by name: of a folder, one below it, or a .tar.gz.
+
+  Of CIFAR-10 and 100, prefer `name`; all files are of one folder.
 
   Raises:
     UserError: it is a file, but not an archive, or is cut off.
   """
-  known = {file for each in LAYOUTS for file in (*each.records, each.names_file)}
   if path.is_file():
-    return _from_archive(path, known)
-  contents = dict[str, bytes]()
-  for folder in (path, *(path / each.folder for each in LAYOUTS)):
-    for file in known - contents.keys():
-      with contextlib.suppress(FileNotFoundError), open_regular(folder / file) as stream:
-        contents[file] = stream.read(_MOST_BYTES)
-  return contents
+    return _from_archive(path)
+  for layout in sorted(LAYOUTS, key=lambda each: each.name != name):
+    for folder in (path, path / layout.folder):
+      files = [folder / file for file in (*layout.records, layout.names_file)]
+      files = [file for file in files if file.is_file() and file.stat().st_size <= _MOST_BYTES]
+      if layout.records.keys() & {file.name for file in files}:
+        return {file.name: file.read_bytes() for file in files}
+  return {}
 
 
 def arrays_of(contents: Mapping[str, bytes], path: pathlib.Path, name: str = "") -> Arrays:
@@ -111,8 +111,9 @@ def arrays_of(contents: Mapping[str, bytes], path: pathlib.Path, name: str = "")
   )
 
 
-def _from_archive(path: pathlib.Path, known: Iterable[str]) -> dict[str, bytes]:
+def _from_archive(path: pathlib.Path) -> dict[str, bytes]:
   """Return the content of each file of an archive that is known."""
+  known = {file for each in LAYOUTS for file in (*each.records, each.names_file)}
   contents: dict[str, bytes] = {}
   try:
     with tarfile.open(path) as archive:

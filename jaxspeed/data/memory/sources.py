@@ -110,7 +110,7 @@ def _read_path(path: pathlib.Path, name: str, cache: pathlib.Path, tune: bool) -
   if path.is_file() and not is_csv(path):
     return _through_cache(path, cache, lambda archive: arrays_of(find_files(archive), archive))
   if path.is_dir():
-    if files := find_files(path):
+    if files := find_files(path, name):
       return arrays_of(files, path, name)
     if version := find_tfds(path, name):
       return _read_tfds(version, cache, tune)

@@ -89,6 +89,10 @@ BAD_FOLDERS = {
     ["train/ant/images/1.jpg", "val/ant/1.jpg"],
     r"train/ant holds only sub-folders \(images, ...\), which are not searched",
   ),
+  "broken images": (
+    ["train/ant/1.jpg", "val/ant/broken.jpg"],
+    r"none of 1 images of .*/set has a header that .* \(the first is val/ant/broken.jpg\)",
+  ),
   "unknown classes": (
     ["train/ant/1.jpg", *(f"val/{name}/1.jpg" for name in "pqrstu")],
     r"set: no training image has the class of .*: p \(1\), q \(1\), .* and 1 more: add",
@@ -103,7 +107,7 @@ BAD_FOLDERS = {
 @pytest.mark.parametrize("case", BAD_FOLDERS)
 def test_folders_that_are_not_complete_are_named(tmp_path, opened, case):
   names, message = BAD_FOLDERS[case]
-  write(tmp_path / "set", dict.fromkeys(names, encoded(4, 4)))
+  write(tmp_path / "set", {name: encoded(4, 4) * ("broken" not in name) for name in names})
   with pytest.raises(UserError, match=message) as caught:
     opened(tmp_path / "set")
   assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from jaxspeed.data import batch as batch_lib
 from jaxspeed.data.disk import decoding
+from jaxspeed.data.disk.images import _decode_with_pillow
 from jaxspeed.data.disk.rectangles import EvalBatch
 from jaxspeed.data.disk.streams import EvalStream, crop_boxes
 from jaxspeed.run.predict import read_image
@@ -43,6 +44,11 @@ def boxes_of(split, batch, *, seed, batch_size, min_scale):
   return crop_boxes(
     uniform, split.width[batch.index], split.height[batch.index], min_scale=min_scale
   )
+
+
+def test_an_image_that_became_smaller_is_broken_and_not_padded():
+  with pytest.raises(ValueError, match="smaller than when it was indexed"):
+    _decode_with_pillow(encode(ramp(8, 9)), np.array([2, 0, 7, 9]))
 
 
 @needs_tensorflow

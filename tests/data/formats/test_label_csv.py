@@ -12,7 +12,8 @@ NAMES = ["a/1.jpg", "b/1.jpg", "b/2.jpg"]
 @pytest.fixture
 def read(tmp_path):
   def call(text, **options):
-    (tmp_path / "photos.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    content = text if isinstance(text, bytes) else text.replace("FOLDER", str(tmp_path)).encode()
+    (tmp_path / "photos.csv").write_bytes(content)
     return read_csv(tmp_path / "photos.csv", **options)
 
   return call
@@ -94,9 +95,10 @@ def test_splits(read):
     ('file,label\n"a,cat\n', "line 2, cannot be read as CSV .*close its double quotes"),
     ('file,label\n"a"b,cat\n', "line 2, cannot be read as CSV"),
     ("file,label\na,cat\n./a,cat\n", "lines 2 and 3, both name 'a': list each image once"),
+    ("file,label\na,cat\nFOLDER/a,cat\n", "lines 2 and 3, both name"),
     ("file,label\na,caf\u00e9\nb,cafe\u0301\n", "has two classes that look alike, .*: give each"),
     ("file,label\na,1\nb,01\n", "labels that are one number, such as 1 and 01"),
-    ("file,label,split\na,cat,dev\n", "line 2: the split is 'dev': write train, val or test"),
+    ("file,label,split\na,cat,dev\n", "has the split 'dev': write train, val or test"),
     ("file,label,split\na,cat,\n", "line 2, has no split: write it"),
     ("file,label,split\na,cat,train\n", "has the split train but none of val, validation and test"),
     ("file,label,split\na,cat,val\n", "has no split train to train on.*hold_out=1"),

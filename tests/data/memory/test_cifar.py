@@ -16,7 +16,7 @@ RECORDS = 3
 
 
 def read(path, name=""):
-  return arrays_of(find_files(path), path, name)
+  return arrays_of(find_files(path, name), path, name)
 
 
 @pytest.fixture
@@ -91,6 +91,16 @@ def test_of_two_sets_that_of_the_config_is_read(tmp_path, small):
       assert read(path, name).source.startswith(f"{title}, ")
   assert read(tmp_path / "cifar-100-binary", "cifar10").source.startswith("CIFAR-100, ")
   assert find_files(tmp_path / "nothing") == {}
+
+
+def test_files_of_two_folders_are_not_mixed(tmp_path, small):
+  expected = tiny_sets.write_cifar10(tmp_path / "cifar-10-batches-bin", RECORDS)
+  (tmp_path / "batches.meta.txt").write_text("a")
+  (tmp_path / "train.bin").mkdir()
+  tiny_sets.assert_holds(read(tmp_path), expected)
+  shutil.copy(tmp_path / "cifar-10-batches-bin" / "test_batch.bin", tmp_path)
+  with pytest.raises(UserError, match="has 0 bytes of data_batch_1.bin"):
+    read(tmp_path)
 
 
 def cut(path):

@@ -55,6 +55,19 @@ def test_shards_hold_the_files_as_they_are(tmp_path, images):
   assert all(0.2 < share < 0.8 for share in shares)  # 30 of 60 in all
 
 
+def test_shards_stay_when_no_original_can_be_read_any_more(tmp_path, images):
+  def packed():
+    write_shards(images, tmp_path / "sets", name="tiny")
+    return {path: path.read_bytes() for path in (tmp_path / "sets").rglob("*.tfrecord*")}
+
+  before, originals = packed(), images_in(images)
+  write(images, dict.fromkeys(originals, b"version https://git-lfs"))
+  with pytest.raises(UserError, match="none of 61 images of .* has a header"):
+    packed()
+  write(images, originals)
+  assert packed() == before
+
+
 def test_the_number_of_shards_follows_the_number_of_images(tmp_path, images):
   write_shards(images, tmp_path, name="one")
   write_shards(images, tmp_path, name="many", shards=20)
