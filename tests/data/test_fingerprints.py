@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from image_files import encode, ramp, write
 from toy import toy_arrays, toy_config
 from toy_images import write_folder
 
@@ -38,8 +39,7 @@ def test_a_moved_folder_is_the_same_and_a_renamed_file_is_not(tmp_path, of_folde
 
 
 def test_swapped_labels_and_splits_of_a_csv_are_others(tmp_path, of_folder):
-  for name in "abcd":
-    (tmp_path / name).touch()
+  write(tmp_path, dict.fromkeys("abcd", encode(ramp(4, 4))))
 
   def written(*rows):
     (tmp_path / "list.csv").write_text("\n".join(["file,label,split", *rows]))
