@@ -25,6 +25,7 @@ from jaxspeed.planning.plan import Phase
 from jaxspeed.records import class_figures
 from jaxspeed.records.arrays import Predictions
 from jaxspeed.run import restore, setup
+from jaxspeed.run.initial import HELD_OUT_TRAINED
 from jaxspeed.steps.outcomes import EvalResult, Outcomes
 from jaxspeed.steps.spec import make_train_spec
 
@@ -193,8 +194,14 @@ def _open_for(folder: pathlib.Path, config: ConfigDict, own_path: str, phase: Ph
         f"with {config.data[name]}: set --config.data.path to such data."
       )
   check_class_names(folder, data.class_names, renamed=True)
-  if _evaluated_on(config, data) == "all" and path == own_path:
+  before, images = config.data.train_images, len(data.train_labels)
+  holds_own_out = path == own_path and data.evaluated_on != "test"
+  if holds_own_out and config.data.hold_out == 1:
     output.note("all images are evaluated (data.hold_out=1), those that the run was trained on too")
+  elif holds_own_out and before != images:
+    output.note(
+      f"{before:,} images were trained on, and the data have {images:,} now: {HELD_OUT_TRAINED}"
+    )
   if (images := data.counts[1]) != config.data.eval_images:
     before = plural(config.data.eval_images, "image")
     output.note(f"the run was evaluated on {before}, not {images:,}")

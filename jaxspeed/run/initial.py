@@ -23,6 +23,8 @@ from jaxspeed.steps.spec import TrainSpec
 from jaxspeed.steps.state import Carry, TrainState
 
 _FIELD = "config.continue_from"
+# What follows where a data set has more or fewer images than the run was trained with.
+HELD_OUT_TRAINED = "some that are held out may have been trained on, which flatters the accuracies"
 # Fields that decide which arrays a checkpoint holds.
 _ARRAYS = re.compile(
   r"config\.(model\.(?!layers:)|optimizer\.name:|average\.kind:|given\.(model|optimizer):)"
@@ -117,6 +119,15 @@ def decided(decider: str, recipe: ConfigDict, values: Mapping[str, Any]) -> list
     if value != then[name]
   ]
   return [f"{decider}: {', '.join(rows)}"] if rows else []
+
+
+def trained_before(config: ConfigDict, evaluated_on: str) -> list[str]:
+  """A line if the run at `continue_from` may have trained on images that are now held out."""
+  if not config.continue_from or evaluated_on == "test":
+    return []
+  before, images = _source(config)[1].data.train_images, config.data.train_images
+  line = f"{before:,} images were trained on before and {images:,} are now: {HELD_OUT_TRAINED}"
+  return [line] * (before != images)
 
 
 def first_state(state: TrainState, spec: TrainSpec, shapes: Carry) -> TrainState:

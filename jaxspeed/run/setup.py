@@ -33,7 +33,14 @@ from jaxspeed.records.clock import Clock
 from jaxspeed.records.console import silent_console
 from jaxspeed.records.writer import read_metrics
 from jaxspeed.run.folder import clear, is_untrained
-from jaxspeed.run.initial import decided, decided_by_weights, fitted, resumed, sized
+from jaxspeed.run.initial import (
+  decided,
+  decided_by_weights,
+  fitted,
+  resumed,
+  sized,
+  trained_before,
+)
 from jaxspeed.run.run import NONE, Parts
 from jaxspeed.steps.losses import has_top5
 from jaxspeed.steps.spec import TrainSpec, make_train_spec
@@ -106,7 +113,7 @@ def set_up(
   with processes.all_or_none("the config"):
     if begins:
       resolved = fitted(resolved, given, data.class_names)
-      notes = decided_by_weights(recipe, resolved)
+      notes = decided_by_weights(recipe, resolved) + trained_before(resolved, data.evaluated_on)
     if processes.is_primary():
       pin_config(folder, resolved)
       check_class_names(folder, data.class_names)

@@ -18,10 +18,20 @@ from jaxspeed.models import hub
 from jaxspeed.models.exchange import save_weights
 from jaxspeed.models.vit_weights import VIT
 from jaxspeed.run import trainer
-from jaxspeed.run.initial import fitted
+from jaxspeed.run.initial import fitted, trained_before
 from jaxspeed.run.planned import planned
-from jaxspeed.run.restore import with_file
+from jaxspeed.run.restore import load_config, with_file
 from jaxspeed.run.session import train
+
+
+def test_images_held_out_that_another_run_may_have_trained_on_are_told(finished):
+  config = load_config(finished[0])
+  config.continue_from = str(finished[0])
+  assert not trained_before(config, "held-out")
+  config.data.train_images -= 100
+  (line,) = trained_before(config, "validation")
+  assert line.startswith("1,500 images were trained on before and 1,400 are now: some that are")
+  assert not trained_before(config, "test")
 
 
 @pytest.fixture

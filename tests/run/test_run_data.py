@@ -67,6 +67,10 @@ def test_tuning_leaves_the_test_set_alone(tmp_path, capsys):
   (row,) = evaluate(folder, config=whole)
   assert (row["images"], row["evaluated_on"]) == (1500, "all")
   assert "note: all images are evaluated (data.hold_out=1), those" in capsys.readouterr().err
+  whole.data.hold_out = 0.2
+  evaluate(folder, config=whole)
+  words = r"1,348 images were trained on, and the data have 1,\d+ now: some that are held out may"
+  assert re.search(words, capsys.readouterr().err)
   # The plan without the data, the plan of the run and the run itself have as many steps.
   steps = read_metrics(folder)[-1]["step"]
   assert (planned.train_images, planned.eval_images) == (1350, 150)
