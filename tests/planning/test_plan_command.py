@@ -144,7 +144,7 @@ def test_a_plan_counts_the_folders_at_its_path(tmp_path):
   flags = ["imagenette", f"--config.data.path={data}", f"--config.data.cache={tmp_path / 'cache'}"]
   text = planned(*flags, "--config.batch_size=8")
   assert "5 steps an epoch, batch 8" in text and "evaluation: 13 images" in text
-  assert "folders train and val, 40 images to train on" in text and "leaves out" not in text
+  assert "splits train and val, 40 images to train on" in text and "leaves out" not in text
   assert "\nthe data set decides: data.classes=4 in place of the recipe's 10\n" in text
   left_out = "\nan epoch leaves out 8 of 40 training images (20%), different ones each time"
   assert left_out in planned(*flags, "--config.batch_size=32")

@@ -165,8 +165,7 @@ def list_images(root: pathlib.Path, name: str = "", *, tune: bool = False) -> Ta
   """
   others: collections.Counter[str] = collections.Counter()
   if found := splits_in(root):
-    splits = choose_splits(found, root, evaluation=not tune)
-    what = f"folders {' and '.join(splits)}"
+    splits, what = choose_splits(found, root, evaluation=not tune)
   elif version := find_tfds(root, name):
     return list_tfds(version, evaluation=not tune)
   elif list_folder(root).folders:

@@ -2,10 +2,10 @@
 
 import collections
 import contextlib
-import dataclasses
 import os
 import pathlib
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from jaxspeed.data.formats.class_names import distinct
 from jaxspeed.data.formats.pixels import SUFFIXES
@@ -17,8 +17,7 @@ SPLITS = ("train", "val", "validation", "test")
 _ENDINGS = 5
 
 
-@dataclasses.dataclass(frozen=True)
-class Folder:
+class Folder(NamedTuple):
   """A folder's content: sorted names of sub-folders and images, and counts of other endings."""
 
   folders: list[str]
@@ -52,8 +51,8 @@ def splits_in(root: pathlib.Path) -> list[str]:
 
 def choose_splits(
   found: Collection[str], where: object, *, evaluation: bool | None = True
-) -> list[str]:
-  """Return the split to train on and the one to evaluate on.
+) -> tuple[list[str], str]:
+  """Return the split to train on and the one to evaluate on, and words for them.
 
   Args:
     found: the splits that there are.
@@ -63,7 +62,8 @@ def choose_splits(
   Raises:
     UserError: one of them is missing.
   """
-  chosen = [each for each in SPLITS if each in found][: 1 if evaluation is False else 2]
+  there = [each for each in SPLITS if each in found]
+  chosen = there[: 1 if evaluation is False else 2]
   if chosen[:1] != ["train"]:
     raise UserError(
       f"{where} has no split train to train on: complete it; or, to evaluate on all its images, "
@@ -74,7 +74,10 @@ def choose_splits(
       f"{where} has the split train but none of val, validation and test to evaluate on: complete "
       "it, or set --config.tune_on=validation, which holds config.data.hold_out of train out."
     )
-  return chosen
+  words = f"split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
+  if there[2:] and evaluation is not False:
+    words += f" ({' and '.join(there[2:])} not read)"
+  return chosen, words
 
 
 def list_classes(
@@ -91,8 +94,7 @@ def list_classes(
   if not outer.folders:
     loose = "images but no class folders" if outer.images else "no class folders"
     raise UserError(f"{folder} holds {loose}: put the images of each class in a folder of its own.")
-  if outer.images:
-    others["images beside the class folders"] += len(outer.images)
+  others["images beside the class folders"] += len(outer.images)
   for name in outer.folders:
     inner = list_folder(folder / name)
     if not inner.images:
@@ -103,8 +105,7 @@ def list_classes(
       )
       raise UserError(f"the class folder {folder / name} holds {held}.")
     others.update(inner.others)
-    if inner.folders:
-      others["sub-folders, which are not searched"] += len(inner.folders)
+    others["sub-folders, which are not searched"] += len(inner.folders)
     yield name, inner.images
 
 
@@ -135,7 +136,7 @@ def left_out(
   others: collections.Counter[str], where: str = "in the class folders "
 ) -> tuple[str, ...]:
   """Return a note about files and folders that are left out, if there are any."""
-  if not others:
+  if not (others := +others):  # without counts of 0
     return ()
   # Endings come last: the others may hold many images.
   order = sorted(others, key=lambda kind: (kind.startswith("."), kind))

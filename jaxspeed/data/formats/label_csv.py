@@ -72,8 +72,8 @@ def read_csv(path: pathlib.Path, *, tune: bool = False) -> Table:
     if wrong := {*lower} - {*SPLITS}:
       raise UserError(f"{path} has the split {_quoted(min(wrong))}: write train, val or test.")
     splits = np.array(lower)
-    chosen = choose_splits({*splits.tolist()}, path, evaluation=not tune)
-    source += f": split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
+    chosen, words = choose_splits({*splits.tolist()}, path, evaluation=not tune)
+    source += f": {words}"
     parts = [order[splits[order] == each] for each in chosen]
     order, train, used = np.concatenate(parts), len(parts[0]), np.isin(splits, chosen)
   classes = _classes(path, {*itertools.compress(labels, used)})

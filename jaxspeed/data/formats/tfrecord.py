@@ -160,17 +160,16 @@ def list_tfds(folder: pathlib.Path, *, evaluation: bool | None = True) -> Table:
       ".download_and_prepare()."
     )
   found = [split for split in shards if shards[split]]
-  splits = choose_splits(found, path, evaluation=evaluation)
+  splits, words = choose_splits(found, path, evaluation=evaluation)
   files = [shard for split in splits for shard in shards[split]]
   records = [images for _, images in files]
-  named = f"split{'s' * (len(splits) > 1)} {' and '.join(splits)}"
   return Table(
     root=str(folder.absolute()),
     names=Names.of(file for file, _ in files),
     file=np.repeat(np.arange(len(files), dtype=np.int32), records),
     label=np.zeros(sum(records), np.int32),
     class_names=tuple(each.strip() for each in class_names.split("\n") if each.strip()),
-    source=printable(f"TFDS {name} {folder.name}, {named}"),
+    source=printable(f"TFDS {name} {folder.name}, {words}"),
     place=folder.absolute(),
     train=sum(images for _, images in shards["train"]),
     keys=tuple(keys),

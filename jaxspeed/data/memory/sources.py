@@ -169,16 +169,16 @@ def _read_own(path: pathlib.Path, tune: bool) -> Arrays:
   Raises:
     UserError: a file is missing, damaged, or does not hold images or labels.
   """
-  splits = ["."]
+  splits, words = ["."], "arrays"
   if has_splits := (path / "train").is_dir():
     found = [each for each in SPLITS if (path / each).is_dir()]
-    splits = choose_splits(found, path, evaluation=not tune)
+    splits, words = choose_splits(found, path, evaluation=not tune)
   files = [path / each / f"{kind}.npy" for each in splits for kind in ("images", "labels")]
   parts = [*map(read_npy, files), None, None][:4]
   return Arrays(
     **checked(parts, [*map(str, files), "", ""]),
     class_names=read_class_names(path / "classes.txt"),
-    source=f"{printable(path.name)}: {' and '.join(splits) if has_splits else 'arrays'}",
+    source=f"{printable(path.name)}: {words}",
     evaluated_on="test" if has_splits else "held-out",
   )
 

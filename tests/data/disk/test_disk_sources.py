@@ -30,7 +30,7 @@ def test_a_folder_of_class_folders(tmp_path, opened, held_out):
   images = opened(write(tmp_path / "set", files))
   assert_holds(images, files)
   assert images.train.class_names == CLASSES
-  assert images.train.source == f"set: folders train and {held_out}" and images.train.offset is None
+  assert images.train.source == f"set: splits train and {held_out}" and images.train.offset is None
   assert images.train.full_path(3) == str(tmp_path / "set" / "train" / "bee" / "0.jpg")
   assert images.train.name(3) == "train/bee/0.jpg"
   assert images.eval.name(2) == f"{held_out}/cat/9.jpg"
@@ -169,7 +169,7 @@ def test_to_tune_only_the_training_images_are_looked_at(tmp_path, opened):
     assert (len(images.train), len(images.eval)) == (37, 3)
     assert names_of(images.train) | names_of(images.eval) == set(files)
     line = "3 of 40 training images, 10 % of each class, are held out for tuning"
-    assert images.train.source == f"set: folders train; {line}"
+    assert images.train.source == f"set: split train; {line}"
     with pytest.raises(UserError):
       opened(root)
     (root / "val/unknown").mkdir(parents=True, exist_ok=True)

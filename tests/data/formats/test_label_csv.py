@@ -67,7 +67,7 @@ def test_splits(read):
   head = "file,label,split\na,cat,train\nb,dog,Train\n"
   found = read(head + "c,cat,test\nd,dog,VAL\n")
   assert found.names.decoded() == ["a", "b", "d"] and found.label.tolist() == [0, 1, 1]
-  assert (found.train, found.source) == (2, "photos.csv: splits train and val")
+  assert (found.train, found.source) == (2, "photos.csv: splits train and val (test not read)")
   assert read(head + "c,cat,test\n").source.endswith(" and test")
   tuned = read(head, tune=True)
   assert tuned.names.decoded() == ["a", "b"] and tuned.train == 2

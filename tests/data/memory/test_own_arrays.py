@@ -23,7 +23,7 @@ def test_own_arrays_in_two_splits(tmp_path, opened, split):
   found = opened(tmp_path)
   assert_holds(found, (images[:6], labels[:6], images[6:], labels[6:]))
   assert found.class_names == tuple("0123456789")
-  assert found.source == f"{tmp_path.name}: train and {split}"
+  assert found.source == f"{tmp_path.name}: splits train and {split}"
   assert not (tmp_path / "cache").exists()  # they are plain arrays already
 
 
