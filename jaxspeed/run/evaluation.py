@@ -194,13 +194,13 @@ def _open_for(folder: pathlib.Path, config: ConfigDict, own_path: str, phase: Ph
         f"with {config.data[name]}: set --config.data.path to such data."
       )
   check_class_names(folder, data.class_names, renamed=True)
-  before, images = config.data.train_images, len(data.train_labels)
+  trained, there = config.data.train_images, len(data.train_labels)
   holds_own_out = path == own_path and data.evaluated_on != "test"
   if holds_own_out and config.data.hold_out == 1:
     output.note("all images are evaluated (data.hold_out=1), those that the run was trained on too")
-  elif holds_own_out and before != images:
+  elif holds_own_out and trained != there:
     output.note(
-      f"{before:,} images were trained on, and the data have {images:,} now: {HELD_OUT_TRAINED}"
+      f"{trained:,} images were trained on, and the data have {there:,} now: {HELD_OUT_TRAINED}"
     )
   if (images := data.counts[1]) != config.data.eval_images:
     before = plural(config.data.eval_images, "image")
