@@ -11,7 +11,6 @@ import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -52,7 +51,7 @@ def window_of(table: Table, threads: int) -> int:
 
 
 # Images that are used together: their window, their numbers, and perhaps arrays with a row of each.
-Part = tuple[Any, ...]
+Part = tuple[tuple[int, int], Int64[np.ndarray, "n"], *tuple[np.ndarray, ...]]
 
 
 class ReadAhead:
